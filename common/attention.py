@@ -1,0 +1,115 @@
+"""Attention over packed sequences, behind one small interface.
+
+*Packed* means that the tokens of all sequences of a step lie one after the other in one tensor, without padding;
+`query_lens` and `kv_lens` say where each sequence ends. Two back ends: PyTorch's `scaled_dot_product_attention` (SDPA)
+everywhere, and FlashAttention's variable-length kernel on CUDA where it is installed. Where K and V come from, one slab
+or scattered blocks, is the milestone's business. v0.3 adds batched decoding.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.errors import ModelError
+
+BACKENDS = ("auto", "sdpa", "flash-attn")
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of each sequence's new tokens over all of its tokens so far."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:
+        """Attend.
+
+        Args:
+            q: the new tokens' queries, `[sum(query_lens), num_heads, head_dim]`, rotary embedding applied.
+            k: `[sum(kv_lens), num_kv_heads, head_dim]`, the new tokens' keys included, at each sequence's end.
+            v: like `k`.
+            query_lens: new tokens of each sequence.
+            kv_lens: tokens of each sequence so far, never fewer than its new ones.
+
+        Returns:
+            `[sum(query_lens), num_heads, head_dim]`.
+        """
+        ...
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:
+    """`AttentionBackend` on SDPA, one call per sequence; grouped-query heads are shared without a copy."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    q_start = kv_start = 0
+    for query_len, kv_len in zip(query_lens, kv_lens, strict=True):
+        q_end, kv_end = q_start + query_len, kv_start + kv_len
+        # The mask is aligned to the lower right: the last query sees everything, the first one what came before it.
+        # SDPA's `is_causal` aligns to the upper left. For a whole prompt both are the same (and `is_causal` is faster),
+        # from the second chunk on it would hide the sequence's own past; one query alone sees everything anyway.
+        is_causal = query_len == kv_len and query_len > 1
+        mask = None
+        if not is_causal and query_len > 1:
+            mask = torch.ones(query_len, kv_len, dtype=torch.bool, device=q.device).tril(kv_len - query_len)
+        out[q_start:q_end] = F.scaled_dot_product_attention(
+            q[q_start:q_end].transpose(0, 1)[None],  # [1, num_heads, query_len, head_dim]
+            k[kv_start:kv_end].transpose(0, 1)[None],  # [1, num_kv_heads, kv_len, head_dim]
+            v[kv_start:kv_end].transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=is_causal,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+        q_start, kv_start = q_end, kv_end
+    return out
+
+
+def flash_attn(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:
+    """`AttentionBackend` on FlashAttention 2, all sequences in one call; CUDA, float16 or bfloat16 only.
+
+    Its causal mask is aligned to the lower right since version 2.1.
+    """
+    from flash_attn import flash_attn_varlen_func  # an optional package that needs a CUDA device
+
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=_cumulative(query_lens, q.device),
+        cu_seqlens_k=_cumulative(kv_lens, q.device),
+        max_seqlen_q=max(query_lens),
+        max_seqlen_k=max(kv_lens),
+        causal=True,
+    )
+
+
+def select_backend(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """The back end of that name; `auto` takes FlashAttention where it can run, and SDPA elsewhere.
+
+    Raises:
+        ModelError: the name is unknown, or FlashAttention was asked for where it cannot run.
+    """
+    if name not in BACKENDS:
+        raise ModelError(f"There is no attention back end {name!r}: choose one of {', '.join(BACKENDS)}.")
+    if name == "sdpa":
+        return sdpa
+    obstacle = _flash_attn_obstacle(device, dtype)
+    if obstacle is None:
+        return flash_attn
+    if name == "flash-attn":
+        raise ModelError(f"The attention back end flash-attn cannot run here: {obstacle}. Choose sdpa.")
+    return sdpa
+
+
+def _flash_attn_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this run is on {device.type}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "it computes float16 and bfloat16 only"
+    try:
+        import flash_attn  # noqa: F401
+    except ImportError:
+        return "the package is not installed (pip install 'mini-vllm[gpu]')"
+    return None
+
+
+def _cumulative(lens: Sequence[int], device: torch.device) -> Tensor:
+    return F.pad(torch.tensor(lens, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)).to(device)

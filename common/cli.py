@@ -1,0 +1,89 @@
+"""Command-line flags from dataclasses, and the small habits that all command lines share. Torch-free.
+
+A field `max_model_len: int | None = field(default=None, metadata={"help": ...})` becomes `--max-model-len`; a field
+without a help text gets no flag. So a flag, its default, its type and its documentation are written in one place, and
+`--help` answers without loading anything heavy. Changes in no milestone.
+"""
+
+import argparse
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from common.errors import ModelError, RequestError
+
+T = TypeVar("T")
+
+
+def add_arguments(parser: argparse.ArgumentParser, cls: type, *, title: str, **defaults: Any) -> None:
+    """Add a group with a flag for each documented field of the dataclass `cls`; `defaults` replace the fields' own."""
+    group = parser.add_argument_group(title)
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if "help" not in field.metadata:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        default = defaults.get(field.name, field.default)
+        text = field.metadata["help"].replace("%", "%%")
+        hint = hints[field.name]
+        union = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        options = [t for t in union if t is not types.NoneType]
+        if bool in options:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+            continue
+        if len(options) > 1 or typing.get_origin(options[0]):  # a sequence: the flag may be given several times
+            item = int if field.name.endswith("_ids") else str
+            group.add_argument(flag, action="append", type=item, default=None, metavar=item.__name__.upper(), help=text)
+            continue
+        shown = "" if default is None else f" (default: {default})"
+        group.add_argument(
+            flag,
+            type=field.metadata.get("type", options[0]),
+            default=default,
+            choices=field.metadata.get("choices"),
+            metavar=None if "choices" in field.metadata else options[0].__name__.upper(),
+            help=text + shown,
+        )
+
+
+def from_arguments(cls: type[T], namespace: argparse.Namespace) -> T:
+    """Make a `cls` from the flags that `add_arguments` added; flags that were not given keep the field's default."""
+    values = {
+        field.name: getattr(namespace, field.name)
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if "help" in field.metadata
+    }
+    return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def read_prompt() -> str:
+    """The prompt on standard input; raises `RequestError` where nobody is going to write one."""
+    prompt = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    if not prompt:
+        raise RequestError("There is no prompt: give one as an argument, or on standard input.")
+    return prompt
+
+
+def run(main: Callable[[], None]) -> int:
+    """Call `main`; turn what the caller can put right into one sentence on stderr, and Ctrl-C into a quiet end.
+
+    Returns:
+        The exit code: 0, 1 for the caller's mistakes, 130 after Ctrl-C, 141 when the reader of a pipe has gone.
+    """
+    try:
+        main()
+        sys.stdout.flush()
+    except (ModelError, RequestError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Nobody reads any more (`... | head`): closing stderr's twin keeps the interpreter from complaining at exit.
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+        return 141
+    return 0

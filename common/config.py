@@ -1,0 +1,160 @@
+"""A Llama's shape, read from the `config.json` of a Hugging Face folder.
+
+Only what the forward pass needs, in one frozen dataclass. Both spellings that are found in the wild are read: the
+rotary embedding under `rope_theta` and `rope_scaling` (transformers 4) or under `rope_parameters` (transformers 5), the
+dtype under `torch_dtype` or `dtype`. What would silently change the maths is refused: another architecture, another
+activation, an unknown rope type. Changes in no milestone.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ModelError
+
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: `theta` is the base of the frequencies, the rest scales them (see `llama.rope_inv_freq`)."""
+
+    theta: float = 10000.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a Llama; sizes are counts of elements, `eos_token_ids` has the primary end token first."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements of K and V that one token needs over all layers; times the dtype's size it is bytes.
+
+        It counts KV heads, not heads: with grouped-query attention several heads read the same K and V.
+        """
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ModelConfig":
+        """Read `config.json` and, for its end tokens, `generation_config.json`.
+
+        Raises:
+            ModelError: a file is missing or damaged, or describes what this engine does not compute.
+        """
+        config = _read_json(folder / "config.json")
+        _check_architecture(config, folder)
+        generation_file = folder / "generation_config.json"
+        generation = _read_json(generation_file) if generation_file.exists() else {}
+        try:
+            return cls._from_json(config, generation)
+        except KeyError as error:
+            raise ModelError(f"{folder / 'config.json'} has no {error}: the checkpoint is incomplete.") from None
+
+    @classmethod
+    def _from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
+        hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+        num_kv_heads = config.get("num_key_value_heads") or num_heads
+        if num_heads % num_kv_heads:
+            raise ModelError(f"config.json has {num_heads} heads, not a multiple of its {num_kv_heads} KV heads.")
+        # Both files may list end tokens, and neither list is complete in every checkpoint: all of them count. The
+        # primary one (whose stop_reason is null) is the first that generation_config.json names.
+        eos = dict.fromkeys([*_as_ids(generation.get("eos_token_id")), *_as_ids(config.get("eos_token_id"))])
+        return cls(
+            vocab_size=config["vocab_size"],
+            hidden_size=hidden_size,
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            # Not always hidden_size / num_heads: some checkpoints say otherwise, some say null.
+            head_dim=config.get("head_dim") or hidden_size // num_heads,
+            max_position_embeddings=config.get("max_position_embeddings") or 2048,  # the format's own default
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rope=_rope(config),
+            tie_word_embeddings=config.get("tie_word_embeddings", False),
+            attention_bias=config.get("attention_bias", False),
+            mlp_bias=config.get("mlp_bias", False),
+            eos_token_ids=tuple(eos),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+        )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{file.parent} has no {file.name}: a model folder needs config.json, *.safetensors and tokenizer.json."
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} is not valid JSON ({error}): download it again.") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} does not hold a JSON object: download it again.")
+    return content
+
+
+def _check_architecture(config: dict[str, Any], folder: Path) -> None:
+    found = config.get("model_type", "of no named type")
+    names = ", ".join(config.get("architectures") or [])
+    if found != "llama":
+        raise ModelError(
+            f"{folder} holds a {found} model{f' ({names})' if names else ''}, but this engine serves Llama models "
+            "(model_type llama) only: choose another model."
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"{folder} uses the activation {config['hidden_act']!r}; this engine computes only 'silu'.")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "an unnamed method")
+        raise ModelError(f"{folder} is quantised ({method}), which is not supported: choose the unquantised model.")
+
+
+def _rope(config: dict[str, Any]) -> RopeConfig:
+    """Merge the two spellings: v5's `rope_parameters` holds theta and scaling, v4 keeps them apart."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise ModelError(
+            f"config.json asks for the rope type {rope_type!r}; this engine computes {', '.join(ROPE_TYPES)} only, "
+            "and plain positions in its place would give wrong text: choose another model."
+        )
+    if (parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelError("config.json asks for a partial rotary embedding, which this engine does not compute.")
+    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if rope_type == "default":
+        return RopeConfig(theta)
+    if rope_type == "linear":
+        return RopeConfig(theta, rope_type, float(parameters["factor"]))
+    return RopeConfig(
+        theta,
+        rope_type,
+        float(parameters["factor"]),
+        float(parameters["low_freq_factor"]),
+        float(parameters["high_freq_factor"]),
+        int(parameters["original_max_position_embeddings"]),
+    )
+
+
+def _as_ids(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else value if isinstance(value, list) else [value]

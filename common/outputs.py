@@ -1,0 +1,88 @@
+"""What a caller gets back: vLLM's shapes, without its tensors. Torch-free."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One candidate for one output position; values are the log-softmax of the model's own logits.
+
+    Temperature, filters, penalties and biases do not change it (vLLM's default, too). `rank` counts from 1.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """What the sampler knows of one output position: the sampled token first, then the most likely ones in order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+    def with_text(self, token_text: Callable[[int], str]) -> dict[int, Logprob]:
+        """vLLM's form, the sampled token first; `token_text` is the tokenizer's."""
+        return {
+            token_id: Logprob(logprob, rank, token_text(token_id))
+            for token_id, logprob, rank in zip(self.token_ids, self.logprobs, self.ranks, strict=True)
+        }
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Clock readings of one request, in seconds of `time.perf_counter()`, and the memory its KV took, in bytes."""
+
+    arrival_time: float
+    first_token_time: float = 0.0
+    finished_time: float = 0.0
+    kv_reserved_bytes: int = 0
+    kv_used_bytes: int = 0
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the `n` answers to a prompt.
+
+    `token_ids` holds every generated token, the end token included; `text` leaves it out unless
+    `include_stop_str_in_output`. `finish_reason` is `None` while the request runs, then `"stop"` or `"length"`;
+    `stop_reason` is the stop string or the token id that ended it, `None` for the model's first end token.
+    `logprobs` holds one dict per token, from candidate id to `Logprob`, with the sampled token always in it.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def extend(self, delta: "CompletionOutput") -> None:
+        """Append what a later step added to this choice."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (delta.cumulative_logprob or 0.0)
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What is known of one request: its prompt, and one `CompletionOutput` for each of the `n` choices.
+
+    `prompt` is `None` where the caller gave token ids. `.stream` yields deltas (each output holds only what the step
+    added), `.generate` and `.chat` return whole answers.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics

@@ -1,0 +1,122 @@
+"""Hook: excerpts of the source, by the name of what they show, so that a page cannot go stale.
+
+    --excerpt-- v0_1_single_request/kv_cache.py KVCache.attend
+    --excerpt-- v0_1_single_request/generate.py
+
+becomes a fence with that symbol's source (or, without a symbol, the whole file), titled with path and lines, and a link
+to the page that shows the whole file, or its diff, if there is one. A symbol is a function, a class or an assigned
+name, dotted where it stands inside another. A file or symbol that is lost ends the build. Comments above a symbol are
+left out.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sources import SourceError, fence, language_of, place_of, read_source, relative_link, replace_directives
+
+from tools.ledger import LedgerError, Milestone, load_ledger
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+
+def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
+    """mkdocs calls this with every page's text, before it is read as Markdown."""
+    from mkdocs.exceptions import PluginError  # here, so that the rest can be tested without mkdocs
+
+    try:
+        return expand(markdown, page.file.src_uri, Path(config.config_file_path).parent)
+    except (SourceError, LedgerError) as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+
+
+def expand(markdown: str, page: str, root: Path) -> str:
+    """The text of a page with its excerpts in place; `page` is its source file, relative to docs/."""
+
+    def replacement(arguments: str) -> str:
+        match arguments.split():
+            case [path]:
+                return excerpt(root, path, "", page, load_ledger(root))
+            case [path, symbol]:
+                return excerpt(root, path, symbol, page, load_ledger(root))
+        raise SourceError(f"an excerpt is `--excerpt-- path symbol`, not `--excerpt-- {arguments}`")
+
+    return replace_directives(markdown, "excerpt", replacement)
+
+
+def excerpt(root: Path, path: str, symbol: str, page: str, milestones: Sequence[Milestone]) -> str:
+    """The fence for one symbol of the file at `path` (relative to `root`), and the link below it."""
+    source = read_source(root, path)
+    if symbol:
+        first, last, text = cut(source, symbol, path)
+        lines = f"line {first}" if first == last else f"lines {first} to {last}"
+        block = fence(text, language_of(path), f"{path}, {lines}")
+    else:
+        block = fence(source, language_of(path), path)
+    place = place_of(path, milestones)
+    if place is None:
+        return block
+    shown = f"{path} in full" if place.whole else f"what changed in {path}"
+    return f"{block}\n[{shown}]({relative_link(place.target, page)}){{ .excerpt-link }}\n"
+
+
+def cut(source: str, symbol: str, path: str) -> tuple[int, int, str]:
+    """First line, last line (from 1) and text of a symbol, decorators included and indentation removed.
+
+    Raises:
+        SourceError: the file is no Python, or the symbol is not there exactly once.
+    """
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise SourceError(f"{path} is no Python: {error}") from error
+    node: ast.stmt | None = None
+    for name in symbol.split("."):
+        found = list(definitions(body, name))
+        if len(found) != 1:
+            where = ", ".join(str(node.lineno) for node in found)
+            count = f"is there {len(found)} times, in lines {where}" if found else "is not there"
+            raise SourceError(f"{path} {symbol}: {name} {count}")
+        node = found[0]
+        body = getattr(node, "body", [])
+    assert node is not None  # "".split(".") has one element
+    # A node begins at its `def`; its decorators are above.
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    last = node.end_lineno or node.lineno
+    # Only "\n" ends a line for the parser; `splitlines` would also split at a form feed.
+    lines = source.split("\n")[first - 1 : last]
+    # Text inside a long string may stand further left than the symbol does: that line stays as it is.
+    width = node.col_offset
+    return first, last, "\n".join(line[width:] if not line[:width].strip() else line for line in lines)
+
+
+def definitions(body: Sequence[ast.AST], name: str) -> Iterator[ast.stmt]:
+    """Every statement that binds `name` in this scope, inside `if`, `try` and `with` as well."""
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                if node.name == name:
+                    yield node
+            case ast.Assign(targets=targets):
+                if any(name in names(target) for target in targets):
+                    yield node
+            case ast.AnnAssign(target=target):
+                if name in names(target):
+                    yield node
+            case ast.If() | ast.Try() | ast.With() | ast.ExceptHandler():
+                for part in ("body", "handlers", "orelse", "finalbody"):
+                    yield from definitions(getattr(node, part, []), name)
+
+
+def names(target: ast.expr) -> set[str]:
+    """The names that an assignment to `target` binds: not `self` in `self.x`, not `rows` in `rows[0]`."""
+    match target:
+        case ast.Name(id=name):
+            return {name}
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return set().union(*(names(part) for part in parts))
+    return set()

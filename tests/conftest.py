@@ -1,0 +1,115 @@
+"""Fixtures that all tests share, and the two rules of which tests run.
+
+A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
+`tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
+
+`make test` runs the real model for the newest milestone, and for a test of one milestone alone; `--all` (that is,
+`make test-all`) runs everything for every milestone.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from common.weights import resolve
+from tests.kit.checkpoints import tiny_llama
+from tests.kit.models import ScriptModel, reference_tokens
+from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
+from tools.ledger import load_ledger
+
+ROOT = Path(__file__).parent.parent
+MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also slow tests, and the real model for every milestone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    run = {True: [], False: []}
+    for item in items:
+        real_and_old = item.get_closest_marker("real_model") and _milestone_of(item.path) not in (None, MILESTONES[-1])
+        run[not (item.get_closest_marker("slow") or real_and_old)].append(item)
+    config.hook.pytest_deselected(items=run[False])
+    items[:] = run[True]
+
+
+def _milestone_of(test_file: Path) -> str | None:
+    """`v0_1_single_request` for a file in `tests/v0_1`, `None` for one elsewhere."""
+    return next((name for name in MILESTONES if name.startswith(f"{test_file.parent.name}_")), None)
+
+
+@pytest.fixture
+def milestone(request: pytest.FixtureRequest) -> ModuleType:
+    """The package under test, by the folder of the test."""
+    name = _milestone_of(request.path)
+    assert name is not None, f"{request.path} is not in the folder of a milestone"
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """TINY: a random Llama with BYTE-TOK, as `tiny.folder`, and as transformers' model, `tiny.hf`."""
+    folder = tmp_path_factory.mktemp("tiny")
+    hf = tiny_llama(folder, vocab_size=byte_tokenizer().vocab_size)  # a spare row could be the reference's choice
+    save_byte_tokenizer(folder)
+    return Reference(folder, hf)
+
+
+@pytest.fixture(scope="session")
+def real() -> Any:
+    """SmolLM2-135M-Instruct, converted once, and the same weights in transformers."""
+    from transformers import LlamaForCausalLM
+
+    folder = resolve(None)
+    return Reference(folder, LlamaForCausalLM.from_pretrained(folder, dtype="float32").eval())
+
+
+class Reference:
+    """A folder, the same model in transformers, and its greedy tokens, computed once a run."""
+
+    def __init__(self, folder: Path, hf: Any) -> None:
+        self.folder, self.hf = folder, hf
+        self._tokens = functools.cache(lambda prompt, num: reference_tokens(hf, list(prompt), num))
+
+    def tokens(self, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
+        return self._tokens(tuple(prompt_token_ids), num_tokens)
+
+
+@pytest.fixture
+def script_llm(milestone: ModuleType) -> Callable[..., Any]:
+    """`script_llm(ids, prompt)`: the milestone's engine around SCRIPT, with BYTE-TOK, for this prompt."""
+
+    def build(script: list[int], prompt: str | list[int] = "Hi", tokenizer: Any = None, **options: Any) -> Any:
+        tokenizer = tokenizer or byte_tokenizer()
+        prompt_len = len(tokenizer.encode(prompt)) if isinstance(prompt, str) else len(prompt)
+        engine = {name: options.pop(name) for name in ("max_model_len", "seed") if name in options}
+        return milestone.LLM(ScriptModel(script, prompt_len, **options), tokenizer=tokenizer, **engine)
+
+    return build
+
+
+_LOADED: dict[tuple[str, Path], Any] = {}
+
+
+@pytest.fixture
+def load(milestone: ModuleType) -> Callable[[Path], Any]:
+    """`load(folder)`: the milestone's `LLM` on that folder, loaded once a run."""
+
+    def build(folder: Path) -> Any:
+        key = (milestone.__name__, folder)
+        if key not in _LOADED:
+            _LOADED[key] = milestone.LLM(folder)
+        return _LOADED[key]
+
+    return build

@@ -1,0 +1,1 @@
+"""Tools that keep the repository honest: the milestones' ledger and the import rules. Needed by no engine."""

@@ -1,0 +1,266 @@
+"""The ledger of the milestones: which file is new, changed, same or dropped against the predecessor.
+
+It stands in `pyproject.toml`, one table `[tool.milestones.NAME]` per milestone, in the order of the lessons. Paths are
+relative to the milestone's folder. This file reads it and compares it with the tree; `tools/carry.py` uses it to take a
+fix forward.
+
+    python -m tools.ledger check
+    python -m tools.ledger carry kv_cache.py --from v0_1
+"""
+
+import argparse
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path, PurePosixPath
+
+from tools.carry import CarryError, carry, has_conflict_markers
+
+KINDS = ("new", "changed", "same", "dropped")
+SOURCE_SUFFIXES = frozenset({".py", ".c", ".h", ".cpp", ".cu", ".html", ".css", ".js", ".mjs"})  # results do not count
+MANY_CHANGED_LINES = 300  # a step that changes more is two lessons, or something belongs elsewhere
+
+
+class LedgerError(ValueError):
+    """The ledger cannot be read, or a milestone is not in it: the message says where, and what to do next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestone:
+    """One entry of the ledger as it is written; `check` says whether it is true.
+
+    `name` is that of the folder and the package, `predecessor` is `None` for the first milestone only. The four tuples
+    hold paths relative to the folder, with forward slashes.
+    """
+
+    name: str
+    title: str
+    predecessor: str | None = None
+    new: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    def kind(self, path: str) -> str | None:
+        """`"new"`, `"changed"`, `"same"` or `"dropped"`; `None` for a path that is not listed."""
+        return next((kind for kind in KINDS if path in getattr(self, kind)), None)
+
+    def listed(self) -> list[tuple[str, str]]:
+        """All `(kind, path)` in the order of the ledger; a path twice if it is listed twice."""
+        return [(kind, path) for kind in KINDS for path in getattr(self, kind)]
+
+
+def load_ledger(root: Path) -> list[Milestone]:
+    """The milestones of `root`'s `pyproject.toml`, in the order in which they are written.
+
+    Raises:
+        LedgerError: there is no ledger, or an entry has a key or a value that it cannot have.
+    """
+    file = root / "pyproject.toml"
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["milestones"]
+    except tomllib.TOMLDecodeError as error:
+        raise LedgerError(f"{file} is not valid TOML: {error}.") from error
+    except (OSError, KeyError) as error:
+        raise LedgerError(f"{file} holds no [tool.milestones]: run this in the repository's root.") from error
+    return [_milestone(name, table) for name, table in tables.items()]
+
+
+def _milestone(name: str, table: dict[str, object]) -> Milestone:
+    where = f"pyproject.toml, [tool.milestones.{name}]"
+    if unknown := sorted(table.keys() - {"title", "predecessor", *KINDS}):
+        raise LedgerError(f"{where}: unknown key {unknown[0]!r}; an entry has title, predecessor, {', '.join(KINDS)}.")
+    title, predecessor = table.get("title"), table.get("predecessor")
+    if not isinstance(title, str) or not isinstance(predecessor, str | None):
+        raise LedgerError(f"{where}: title (required) and predecessor must be strings.")
+    listed = {}
+    for kind in KINDS:
+        paths = table.get(kind, [])
+        if not isinstance(paths, list) or not all(isinstance(path, str) and _is_inside(path) for path in paths):
+            raise LedgerError(f"{where}: {kind} must be a list of paths inside the folder, like 'web/index.html'.")
+        listed[kind] = tuple(paths)
+    return Milestone(name=name, title=title, predecessor=predecessor, **listed)
+
+
+def _is_inside(path: str) -> bool:
+    """Whether this is the one way to write a path inside the folder, so that equal paths are equal strings."""
+    return path != "." and path == str(PurePosixPath(path)) and ".." not in path.split("/") and path[0] != "/"
+
+
+def find_milestone(milestones: Sequence[Milestone], name: str) -> Milestone:
+    """The milestone of this name, which may be cut short: `v0_1` is `v0_1_single_request`.
+
+    Raises:
+        LedgerError: no milestone has it.
+    """
+    for milestone in milestones:
+        if milestone.name == name or milestone.name.startswith(f"{name}_"):
+            return milestone
+    raise LedgerError(f"{name} is no milestone of the ledger; there are {', '.join(m.name for m in milestones)}.")
+
+
+def source_files(folder: Path) -> set[str]:
+    """The files under `folder` that the ledger has to list, as paths relative to it; caches are left out."""
+    files = set()
+    for file in folder.rglob("*"):
+        path = file.relative_to(folder)
+        cached = any(part == "__pycache__" or part.startswith(".") for part in path.parts)
+        if file.suffix in SOURCE_SUFFIXES and file.is_file() and not cached:
+            files.add(path.as_posix())
+    return files
+
+
+def changed_lines(before: bytes, after: bytes) -> int:
+    """Removed plus added lines; a line that is edited counts as both."""
+    old, new = before.splitlines(), after.splitlines()
+    blocks = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    kept = sum(block.size for block in blocks)
+    return len(old) + len(new) - 2 * kept
+
+
+def num_changed_lines(root: Path, milestone: Milestone) -> int:
+    """`changed_lines` over the files that `milestone` lists as changed and that both milestones have."""
+    pairs = [(root / str(milestone.predecessor) / path, root / milestone.name / path) for path in milestone.changed]
+    return sum(
+        changed_lines(old.read_bytes(), new.read_bytes()) for old, new in pairs if old.is_file() and new.is_file()
+    )
+
+
+def order_faults(milestones: Sequence[Milestone]) -> list[str]:
+    """What is wrong with the predecessors: all but the first milestone need one, and it comes before."""
+    faults, names = [], [milestone.name for milestone in milestones]
+    for position, milestone in enumerate(milestones):
+        name, predecessor = milestone.name, milestone.predecessor
+        if position == 0 and predecessor is not None:
+            faults.append(f"{name} is the first milestone: take its predecessor {predecessor} out of the ledger.")
+        elif position > 0 and predecessor is None:
+            faults.append(f"{name} has no predecessor: name the milestone that it was copied from.")
+        elif position > 0 and predecessor not in names:
+            faults.append(f"{name} has the predecessor {predecessor}, which is not in the ledger: correct the name.")
+        elif position > 0 and predecessor not in names[:position]:
+            faults.append(f"{name} has the predecessor {predecessor}, which does not come before it: reorder them.")
+    return faults
+
+
+def ledger_faults(root: Path, milestones: Sequence[Milestone]) -> list[str]:
+    """Every disagreement between ledger and tree, one line each, with what to do next; empty if all is well."""
+    faults = order_faults(milestones)
+    names = {milestone.name for milestone in milestones}
+    for folder in sorted(root.glob("v0_*")):
+        if folder.is_dir() and folder.name not in names and source_files(folder):
+            faults.append(f"{folder.name} has no entry: add [tool.milestones.{folder.name}], or remove the folder.")
+    for milestone in milestones:
+        if not (root / milestone.name).is_dir():
+            faults.append(f"{milestone.name} has an entry but no folder: add the folder, or take the entry out.")
+        elif milestone.predecessor is None or (root / milestone.predecessor).is_dir():
+            faults += _file_faults(root, milestone)
+    return faults
+
+
+def _file_faults(root: Path, milestone: Milestone) -> Iterator[str]:
+    """The faults of one milestone's files, where its folder and its predecessor's exist."""
+    name, predecessor = milestone.name, milestone.predecessor
+    before = root / predecessor if predecessor else None
+    listed = milestone.listed()
+    for path, count in Counter(path for _, path in listed).items():
+        if count > 1:
+            yield f"{name}/{path} is listed {count} times: leave the one entry that is true."
+    for kind, path in listed:
+        if before is None and kind != "new":
+            yield f"{name}/{path} is listed as {kind}, but there is no predecessor: list it as new."
+        elif fault := _fault(kind, root / name / path, before / path if before else None):
+            yield f"{name}/{path} {fault.format(predecessor=predecessor, path=path)}"
+
+    paths = {path for _, path in listed}
+    here = source_files(root / name)
+    for path in sorted(here - paths):
+        kind = _true_kind(root / name / path, before / path if before else None)
+        yield f"{name}/{path} is not listed: list it as {kind}, or remove it."
+    if before is not None:
+        for path in sorted(source_files(before) - here - paths):
+            yield f"{name} does not account for {predecessor}/{path}: list it as dropped, or copy it."
+    for path in sorted(here):
+        if has_conflict_markers((root / name / path).read_bytes()):
+            yield f"{name}/{path} has conflict markers in it: resolve them, then carry on with --from {name}."
+
+
+def _fault(kind: str, here: Path, before: Path | None) -> str | None:
+    """What is wrong with one listed file, as the end of a sentence that starts with its path."""
+    if kind == "dropped":
+        if here.is_file():
+            return f"is listed as dropped but is still there: remove it, or list it as {_true_kind(here, before)}."
+        if before is None or not before.is_file():
+            return "is listed as dropped, but {predecessor} does not have it: take it out of the ledger."
+        return None
+    if not here.is_file():
+        return f"is listed as {kind} but does not exist: add it, or take it out of the ledger."
+    true_kind = _true_kind(here, before)
+    if kind == true_kind:
+        return None
+    if kind == "new":
+        return f"is listed as new, but {{predecessor}} has it: list it as {true_kind}."
+    if true_kind == "new":
+        return f"is listed as {kind}, but {{predecessor}} does not have it: list it as new."
+    if kind == "same":
+        return (
+            "is listed as same but differs from {predecessor}/{path}: "
+            "carry the fix forward (`python -m tools.ledger carry`), copy the file, or list it as changed."
+        )
+    return "is listed as changed but equals {predecessor}/{path}: list it as same."
+
+
+def _true_kind(here: Path, before: Path | None) -> str:
+    if before is None or not before.is_file():
+        return "new"
+    return "same" if here.read_bytes() == before.read_bytes() else "changed"
+
+
+def check(root: Path) -> int:
+    """Print a line per milestone, then every warning and fault; 1 if there is a fault, else 0."""
+    milestones = load_ledger(root)
+    for milestone in milestones:
+        lines = num_changed_lines(root, milestone)
+        counts = ", ".join(f"{len(getattr(milestone, kind))} {kind}" for kind in KINDS)
+        print(f"{milestone.name}: {counts}; {lines} changed lines")
+        if lines > MANY_CHANGED_LINES:
+            print(
+                f"warning: {milestone.name} changes {lines} lines of existing files (about {MANY_CHANGED_LINES} is "
+                "a lesson): split the step, or move something to a file of its own."
+            )
+    faults = ledger_faults(root, milestones)
+    for fault in faults:
+        print(f"fault: {fault}")
+    print(f"{len(faults)} fault(s) in the ledger." if faults else "The ledger holds.")
+    return 1 if faults else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.ledger", description="The ledger of the milestones.")
+    parser.add_argument("--root", type=Path, default=Path(), help="the repository (default: the current folder)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="compare the ledger with the tree")
+    forward = commands.add_parser("carry", help="take a fix in the working tree forward to all later milestones")
+    forward.add_argument("file", help="path of the fixed file inside its milestone, like kv_cache.py")
+    forward.add_argument("--from", dest="source", required=True, help="the milestone with the fix; v0_1 is enough")
+    forward.add_argument("--base", default="HEAD", help="the commit before the fix (default: HEAD)")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "check":
+            return check(arguments.root)
+        milestones = load_ledger(arguments.root)
+        if faults := order_faults(milestones):
+            raise LedgerError(faults[0])
+        source = find_milestone(milestones, arguments.source)
+        path = arguments.file.removeprefix("./").removeprefix(f"{source.name}/")
+        return carry(arguments.root, milestones, source, path, base=arguments.base)
+    except (LedgerError, CarryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

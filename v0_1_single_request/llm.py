@@ -1,0 +1,217 @@
+"""The engine of v0.1: one request, one loop.
+
+    prompt -> token ids -> [ forward -> logits -> sample -> append ] until it ends -> text
+
+The first pass through the loop computes the whole prompt (*prefill*), every later one a single token (*decode*): it is
+the same code, on more or fewer tokens. Several prompts are served one after the other. v0.2 gives the cache blocks;
+v0.3 takes the loop apart, so that requests share each pass.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from common import prompts as prompt_forms
+from common.attention import select_backend
+from common.detokenizer import Detokenizer
+from common.device import select_device, select_dtype
+from common.errors import ModelError
+from common.llama import Llama, Model
+from common.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from common.prompts import Prompt
+from common.sampling import SamplerOutput, sample
+from common.sampling_params import SamplingParams, SamplingState, check_request
+from common.tokenizer import Tokenizer
+from common.weights import resolve
+
+from .engine_args import EngineArgs
+from .kv_cache import KVCache
+
+Messages = Sequence[dict[str, Any]]
+MAX_SLAB_BYTES = 2**30  # unless max_model_len is given, the context ends where its slab would pass 1 GiB
+
+
+@dataclass(slots=True)
+class Request:
+    """A checked request: it fits, and every id in it is known to the model."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrival_time: float
+
+
+class LLM:
+    """Text in, text out, one request after the other.
+
+    Args:
+        model: what `--model` takes (`common.weights.resolve`), or a ready model, which then needs its `tokenizer`.
+        tokenizer: replaces the one in the model's folder.
+        engine_args: the fields of `EngineArgs`, as keywords.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not as asked.
+    """
+
+    def __init__(
+        self, model: str | Path | Model | None = None, *, tokenizer: Tokenizer | None = None, **engine_args: Any
+    ) -> None:
+        if model is None or isinstance(model, str | Path):
+            args = EngineArgs(model=None if model is None else str(model), **engine_args)
+            folder = resolve(model)
+            device = select_device(args.device)
+            tokenizer = tokenizer or Tokenizer.from_folder(folder)
+            model = Llama.from_folder(folder, device, select_dtype(args.dtype, device))
+        else:
+            args = EngineArgs(**engine_args)
+        if tokenizer is None:
+            raise ModelError("A ready model needs its tokenizer: pass tokenizer=... as well.")
+        self.args, self.model, self.tokenizer = args, model, tokenizer
+        self.max_model_len = _max_model_len(args, model)
+        self.attention = select_backend(args.attention_backend, model.device, model.dtype)
+        # Every list of end tokens counts; the tokenizer's comes first, since it is the one without a stop_reason.
+        first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.eos_token_ids = list(dict.fromkeys([*first, *model.config.eos_token_ids]))
+        # Models pad their output head to round sizes: a row that no token belongs to is never sampled.
+        self.vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
+        self._seeds = random.Random(args.seed)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts, each text or token ids; whole answers, in the order of the prompts.
+
+        Raises:
+            RequestError: one of them cannot be served; then none was.
+        """
+        inputs = prompt_forms.as_list(prompts)
+        params = prompt_forms.params_for_each(sampling_params, len(inputs))
+        return self._serve([self._add(*pair) for pair in zip(inputs, params, strict=True)], use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template; raises as `generate` does."""
+        conversations = [messages] if not messages or isinstance(messages[0], dict) else messages
+        params = prompt_forms.params_for_each(sampling_params, len(conversations))
+        token_ids = [
+            self.tokenizer.chat_token_ids(conversation, add_generation_prompt, continue_final_message)
+            for conversation in conversations
+        ]
+        return self._serve([self._add(*pair) for pair in zip(token_ids, params, strict=True)], use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Complete one prompt, as it is written: every output holds only what its step added (a delta).
+
+        With `n > 1` the choices come one after the other, told apart by their `index`.
+
+        Raises:
+            RequestError: at once, not at the first step.
+        """
+        return self._run(self._add(prompt, sampling_params or SamplingParams()))
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """Check a request and give it what it lacks; nothing is computed yet."""
+        arrival_time = time.perf_counter()
+        token_ids = prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size)
+        check_request(len(token_ids), params, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        self._num_requests += 1
+        text = prompt if isinstance(prompt, str) else None
+        return Request(str(self._num_requests - 1), text, token_ids, params, seed, arrival_time)
+
+    def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        """Run requests one after the other, and put the deltas of each together."""
+        return [
+            self._collect(request)
+            for request in tqdm(requests, desc="Requests", disable=None if use_tqdm else True, delay=1.0)
+        ]
+
+    def _collect(self, request: Request) -> RequestOutput:
+        choices = [CompletionOutput(index) for index in range(request.params.n)]
+        for output in self._run(request):
+            for delta in output.outputs:
+                choices[delta.index].extend(delta)
+        output.outputs = choices
+        return output
+
+    def _run(self, request: Request) -> Iterator[RequestOutput]:
+        metrics = RequestMetrics(request.arrival_time)
+        for index in range(request.params.n):
+            for delta in self._complete(request, index, metrics):
+                finished = delta.finish_reason is not None and index == request.params.n - 1
+                yield RequestOutput(
+                    request.request_id, request.prompt, request.prompt_token_ids, [delta], finished, metrics
+                )
+
+    def _complete(self, request: Request, index: int, metrics: RequestMetrics) -> Iterator[CompletionOutput]:
+        """The loop: compute one choice of a request, a token at a time."""
+        params = request.params
+        state = SamplingState.create(params, request.prompt_token_ids, self.eos_token_ids, seed=request.seed + index)
+        detokenizer = Detokenizer(self.tokenizer, request.prompt_token_ids, params)
+        model = self.model
+        kv_cache = KVCache(model.config, self.max_model_len, model.device, model.dtype, self.attention)
+        new_token_ids = request.prompt_token_ids  # what the model has not seen yet: first the prompt, then one token
+        finish: tuple[str, int | str | None] | None = None
+        while finish is None:
+            sampled = self._step(kv_cache, new_token_ids, state)
+            new_token_ids = sampled.token_ids
+            state.output_token_ids.append(new_token_ids[0])
+            finish = state.finish_reason(self.max_model_len)
+            ends_by_token = finish is not None and finish[0] == "stop"
+            text = detokenizer.append(new_token_ids, ends_by_token=ends_by_token)
+            if detokenizer.stop_reason is not None:
+                finish = ("stop", detokenizer.stop_reason)
+            elif finish is not None:
+                text += detokenizer.finish()
+            metrics.finished_time = time.perf_counter()
+            metrics.first_token_time = metrics.first_token_time or metrics.finished_time
+            metrics.kv_reserved_bytes, metrics.kv_used_bytes = kv_cache.reserved_bytes, kv_cache.used_bytes
+            delta = CompletionOutput(index, text, new_token_ids)
+            delta.finish_reason, delta.stop_reason = finish or (None, None)
+            if sampled.logprobs[0] is not None:
+                delta.logprobs = [sampled.logprobs[0].with_text(self.tokenizer.token_text)]
+                delta.cumulative_logprob = sampled.logprobs[0].logprobs[0]
+            yield delta
+
+    @torch.inference_mode()
+    def _step(self, kv_cache: KVCache, token_ids: list[int], state: SamplingState) -> SamplerOutput:
+        """One forward pass over the tokens that are new, and the next token."""
+        device = self.model.device
+        kv_cache.begin_step(len(token_ids))
+        hidden = self.model.forward(
+            torch.tensor(token_ids, device=device),
+            torch.arange(kv_cache.context_len - len(token_ids), kv_cache.context_len, device=device),
+            kv_cache,
+            rows=torch.tensor([len(token_ids) - 1], device=device),  # only the last token's successor is wanted
+        )
+        return sample(self.model.logits(hidden)[:, : self.vocab_size], [state])
+
+
+def _max_model_len(args: EngineArgs, model: Model) -> int:
+    """The longest prompt plus output: as asked, else what the model was trained for and 1 GiB of slab holds."""
+    longest = model.config.max_position_embeddings
+    if args.max_model_len is None:
+        return min(longest, MAX_SLAB_BYTES // (model.config.kv_elements_per_token * model.dtype.itemsize))
+    if not 1 < args.max_model_len <= longest:
+        raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {args.max_model_len}.")
+    return args.max_model_len
