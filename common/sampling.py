@@ -58,7 +58,7 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
         if rows:
             chosen = [states[i] for i in rows]
             # The largest logit becomes 0, so that no temperature, however small, overflows.
-            scaled = (logits[rows] - top[rows, None]) / _column([s.params.temperature for s in chosen], logits)
+            scaled = logits[rows].sub_(top[rows, None]).div_(_column([s.params.temperature for s in chosen], logits))
             uniforms = _column([uniform(s.seed, len(s.output_token_ids)) for s in chosen], logits, torch.float64)
             for i, token_id in zip(rows, choose(scaled, uniforms, [s.params for s in chosen]), strict=True):
                 token_ids[i] = token_id
@@ -124,8 +124,10 @@ def _sample_filtered(scaled: Tensor, uniforms: Tensor, params: Sequence[Sampling
     min_p, top_p = (_column([getattr(p, name) for p in params], scaled) for name in ("min_p", "top_p"))
     top_k = _column([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params], scaled)
     probs = scaled.exp()  # relative to the likeliest token's 1
-    # Not sum(): how that one splits a row, and so its last bit, depends on how many rows there are.
-    mass = torch.where(probs >= min_p, probs, 0.0).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    if any(p.min_p > 0.0 for p in params):
+        probs.masked_fill_(probs < min_p, 0.0)
+    # Row by row: how sum(dim=-1) splits a row, and so its last bit, depends on how many rows there are.
+    mass = torch.stack([row.sum(dtype=torch.float64) for row in probs])[:, None]
     chosen = torch.empty(len(params), dtype=torch.long)
     rows, num_candidates = torch.arange(len(params), device=scaled.device), FIRST_CANDIDATES
     while len(rows):

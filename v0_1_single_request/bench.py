@@ -1,0 +1,257 @@
+"""What v0.1 costs, measured beside transformers on the same weights: `python -m v0_1_single_request.bench`.
+
+Ratios are taken within one run, the engines alternating, since machines differ and are noisy. The figures go to
+`results/bench.json` with their recipe; the pages quote that file. Dropped in v0.2, which measures something else.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from common.llama import Llama, linear
+from common.recipe import recipe
+from common.sampling import sample
+from common.sampling_params import SamplingParams, SamplingState
+from common.weights import resolve
+
+from .kv_cache import KVCache
+from .llm import LLM
+
+PROMPT = "Why is the sky blue?"
+NUM_TOKENS = 64
+RESULTS = Path(__file__).parent / "results" / "bench.json"
+
+
+def main() -> None:
+    """Run every measurement, print it and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    folder = resolve(None)
+    results: dict[str, Any] = {
+        "recipe": recipe(
+            model=folder.name.rpartition("-")[0], dtype="float32", threads=torch.get_num_threads(), repeats=args.repeats
+        )
+    }
+    measurements: dict[str, Callable[[], dict[str, Any]]] = {
+        "start": lambda: measure_start(args.repeats),
+        "load": lambda: measure_load(folder, args.repeats),
+        "decode": lambda: measure_decode(folder, args.repeats),
+        "sampling": lambda: measure_sampling(folder, args.repeats),
+        "linear": lambda: measure_linear(folder, args.repeats),
+    }
+    for name, measure in measurements.items():
+        print(f"{name} ...", flush=True)
+        results[name] = measure()
+        print(json.dumps(results[name], indent=1), flush=True)
+    args.out.parent.mkdir(exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {args.out}")
+
+
+def measure_decode(folder: Path, repeats: int) -> dict[str, Any]:
+    """Decode tokens/s of one request, ours and transformers' `generate`, after one warm-up each; the same tokens."""
+    from transformers import GenerationConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+    llm = LLM(folder)
+    reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = llm.tokenizer.chat_token_ids([{"role": "user", "content": PROMPT}])
+
+    class Clock(StoppingCriteria):
+        """Called after each token: reads the clock and never stops."""
+
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            self.times.append(time.perf_counter())
+            return torch.zeros(1, dtype=torch.bool)
+
+    def ours() -> tuple[float, list[int]]:
+        [output] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True))
+        seconds = output.metrics.finished_time - output.metrics.first_token_time
+        return (NUM_TOKENS - 1) / seconds, output.outputs[0].token_ids
+
+    def theirs() -> tuple[float, list[int]]:
+        clock, ids = Clock(), torch.tensor([prompt])
+        config = GenerationConfig(do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None, pad_token_id=0)
+        out = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([clock]),
+        )
+        return (NUM_TOKENS - 1) / (clock.times[-1] - clock.times[0]), out[0, len(prompt) :].tolist()
+
+    rates: dict[str, list[float]] = {"ours": [], "transformers": []}
+    for repeat in range(repeats + 1):
+        order = [("ours", ours), ("transformers", theirs)]
+        tokens = []
+        for name, engine in order if repeat % 2 else reversed(order):
+            rate, token_ids = engine()
+            tokens.append(token_ids)
+            if repeat:  # the first round is the warm-up
+                rates[name].append(rate)
+        assert tokens[0] == tokens[1], "both engines give the same greedy tokens"
+    ratios = [a / b for a, b in zip(rates["ours"], rates["transformers"], strict=True)]
+    return {
+        "what": f"tokens/s of one request, {len(prompt)} prompt tokens, {NUM_TOKENS} greedy tokens, first one left out",
+        **{name: _spread(values) for name, values in rates.items()},
+        "ratio": _spread(ratios),
+    }
+
+
+def measure_load(folder: Path, repeats: int) -> dict[str, Any]:
+    """Seconds to load the weights (files in the page cache), and the peak of anonymous memory over the weights."""
+    runs = []
+    for _ in range(repeats):
+        code = f"from v0_1_single_request.bench import load_once; load_once({str(folder)!r})"
+        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        runs.append(json.loads(out))
+    return {
+        "what": "loading the weights into a fresh process, in seconds; peak RssAnon over the baseline, by weight bytes",
+        "seconds": _spread([run["seconds"] for run in runs]),
+        "peak_over_weights": _spread([run["peak_over_weights"] for run in runs]),
+    }
+
+
+def load_once(folder: str) -> None:
+    """The child of `measure_load`: load, watch the memory, print both as JSON."""
+    base = peak = _rss_anon()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.005):
+            peak = max(peak, _rss_anon())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.perf_counter()
+    model = Llama.from_folder(Path(folder), torch.device("cpu"), torch.float32)
+    seconds = time.perf_counter() - start
+    done.set()
+    watcher.join()
+    tensors = [getattr(layer, name) for layer in model.layers for name in layer.__slots__]
+    tensors += [model.embed_tokens, model.norm]  # lm_head is embed_tokens: the default model ties them
+    weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    print(json.dumps({"seconds": seconds, "peak_over_weights": (max(peak, _rss_anon()) - base) / weights}))
+
+
+def measure_start(repeats: int) -> dict[str, Any]:
+    """Seconds from starting the command to its first character of text, the conversion done before."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        command = [sys.executable, "-m", __package__, PROMPT, "--max-tokens", "2"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+            assert child.stdout is not None
+            child.stdout.read(1)
+            seconds.append(time.perf_counter() - start)
+    return {"what": "seconds from the command line to the first character of the answer", "seconds": _spread(seconds)}
+
+
+@torch.inference_mode()
+def measure_sampling(folder: Path, repeats: int) -> dict[str, Any]:
+    """Milliseconds for 32 rows of real logits: ours, and what sorting the vocabulary would take."""
+    llm = LLM(folder)
+    logits = _real_logits(llm)
+    assert isinstance(llm.model, Llama)
+
+    def ours(**params: Any) -> Callable[[], Any]:
+        states = [
+            SamplingState.create(SamplingParams(**params), [0], llm.eos_token_ids, seed) for seed in range(len(logits))
+        ]
+        return lambda: sample(logits, states)
+
+    def full_sort() -> torch.Tensor:
+        values, ids = logits.sort(dim=-1, descending=True)
+        probs = (values / 0.8).softmax(dim=-1)
+        kept = probs.where(probs.cumsum(dim=-1) - probs < 0.95, 0.0)
+        return ids.gather(-1, kept.multinomial(1))
+
+    times = _time_all(
+        {
+            "full_sort_top_p": full_sort,
+            "top_p_0.95": ours(temperature=0.8, top_p=0.95),
+            "top_k_50": ours(temperature=0.8, top_k=50),
+            "unfiltered": ours(temperature=0.8),
+            "greedy": ours(temperature=0.0),
+        },
+        repeats,
+    )
+    share = times["top_p_0.95"]["median"] / times["full_sort_top_p"]["median"]
+    return {"what": f"ms for {list(logits.shape)} real logits", **times, "top_p_over_full_sort": round(share, 3)}
+
+
+def _real_logits(llm: LLM) -> torch.Tensor:
+    """`[32, vocab_size]`: what the model says at 32 positions of a text of its own."""
+    prompt = llm.tokenizer.chat_token_ids([{"role": "user", "content": "Tell me a story about a lighthouse."}])
+    [output] = llm.generate([prompt], SamplingParams(temperature=1.0, max_tokens=64, ignore_eos=True, seed=0))
+    ids = torch.tensor([*prompt, *output.outputs[0].token_ids])
+    cache = KVCache(llm.model.config, len(ids), llm.model.device, llm.model.dtype, llm.attention)
+    cache.begin_step(len(ids))
+    rows = torch.arange(len(prompt), len(ids), 2)
+    # Contiguous, which is the form a sort takes best.
+    return llm.model.logits(llm.model.forward(ids, torch.arange(len(ids)), cache, rows=rows)).contiguous()
+
+
+@torch.inference_mode()
+def measure_linear(folder: Path, repeats: int) -> dict[str, Any]:
+    """Milliseconds for all matrix products of one step, by rows: `F.linear`, and `common.llama.linear`."""
+    model = Llama.from_folder(folder, torch.device("cpu"), torch.float32)
+    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    matrices = [getattr(layer, name) for layer in model.layers for name in names] + [model.lm_head]
+
+    def step(product: Callable[..., torch.Tensor], rows: int) -> Callable[[], Any]:
+        inputs = {width: torch.randn(rows, width) for width in {matrix.shape[1] for matrix in matrices}}
+        return lambda: [product(inputs[matrix.shape[1]], matrix) for matrix in matrices]
+
+    table = {}
+    for rows in (1, 2, 4, 8, 16, 32, 48, 64, 128):
+        times = _time_all({"F.linear": step(F.linear, rows), "ours": step(linear, rows)}, repeats)
+        table[str(rows)] = {name: spread["median"] for name, spread in times.items()}
+    return {"what": "median ms for all linear layers of one step, by rows (tokens in the step)", "rows": table}
+
+
+def _time_all(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each function, the mean of 10 calls; in turns, after a warm-up round."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(repeats + 1):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            for _ in range(10):
+                function()
+            if repeat:
+                times[name].append((time.perf_counter() - start) * 1e3 / 10)
+    return {name: _spread(values) for name, values in times.items()}
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    digits = 3
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
+
+
+def _rss_anon() -> int:
+    """Bytes of anonymous memory: what is not merely a mapped file (Linux)."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+
+if __name__ == "__main__":
+    main()
