@@ -1,5 +1,6 @@
 """config.json in every spelling that is found in the wild, and what is refused instead of silently computed wrong."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,11 @@ def test_mdl_1_llama_3_1s_frequencies_are_blended_in_the_middle(tmp_path: Path) 
     assert (found.shape, found.dtype) == ((64,), torch.float32)
     ratio = (found / raw).tolist()
     assert ratio[:29] == pytest.approx([1.0] * 29, rel=1e-6)
-    assert all(1 / 8 < later < earlier < 1.0 for earlier, later in zip(ratio[29:34], ratio[30:35], strict=True))
+    assert all(1 / 8 < later < earlier < 1 for earlier, later in itertools.pairwise(ratio[29:35]))
     assert ratio[35:] == pytest.approx([1 / 8] * 29, rel=1e-6)
     exact = {0: 1.0, 28: 3.21144599e-03, 29: 2.16657076e-03, 34: 1.78507813e-04, 35: 9.55621235e-05, 63: 3.06892599e-07}
-    assert {i: found[i].item() for i in exact} == pytest.approx(exact, rel=2e-6)
-    assert [raw[29].item(), raw[34].item()] == pytest.approx([2.61609925e-03, 9.38473870e-04], rel=1e-6)
+    assert {i: found[i].item() for i in exact} == pytest.approx(exact, rel=3e-7)
+    assert [raw[29].item(), raw[34].item()] == pytest.approx([2.61609925e-03, 9.38473870e-04], rel=3e-7)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +162,7 @@ def test_mdl_2_an_unknown_rope_type_is_an_error(place: str, key: str, kind: str,
     assert "default, linear, llama3" in message
 
 
-@pytest.mark.parametrize(
-    "missing", ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-)
+@pytest.mark.parametrize("missing", [name for name in LLAMA_3_1 if name != "rope_type"])
 def test_mdl_2_a_missing_number_is_named(missing: str, tmp_path: Path) -> None:
     scaling = {name: value for name, value in LLAMA_3_1.items() if name != missing}
     assert f"config.json has no '{missing}'" in refusal(tmp_path, rope_scaling=scaling)
@@ -256,12 +255,12 @@ def test_mdl_7_auto_is_never_float16() -> None:
 
 
 def test_an_unknown_dtype_or_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="'int8'.*float32, bfloat16, float16"):
+    with pytest.raises(ModelError, match=r"'int8'.*float32, bfloat16, float16"):
         select_dtype("int8", torch.device("cpu"))
-    with pytest.raises(ModelError, match="'tpu'.*auto, cpu or cuda"):
+    with pytest.raises(ModelError, match=r"'tpu'.*auto, cpu or cuda"):
         select_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match="no CUDA device.*--device cpu"):
+    with pytest.raises(ModelError, match=r"no CUDA device.*--device cpu"):
         select_device("cuda")
     assert select_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -326,5 +325,5 @@ def test_a_broken_file_is_named(name: str, content: bytes, words: str, tmp_path:
 
 
 def test_a_folder_without_config_says_what_a_model_folder_needs(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="has no config.json: a model folder needs config.json, "):
+    with pytest.raises(ModelError, match=r"has no config\.json: a model folder needs config\.json, "):
         ModelConfig.from_folder(tmp_path)

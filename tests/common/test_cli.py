@@ -1,0 +1,258 @@
+"""Flags made from dataclasses, and what every command line does with its caller's mistakes."""
+
+import argparse
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import cli
+from common.errors import ModelError, RequestError
+from common.sampling_params import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """One field of each kind."""
+
+    model: str | None = field(default=None, metadata={"help": "a folder"})
+    num_blocks: int = field(default=7, metadata={"help": "how many"})
+    max_model_len: int | None = field(default=None, metadata={"help": "longest"})
+    share: float = field(default=0.5, metadata={"help": "up to 90 % of it"})
+    device: str = field(default="auto", metadata={"help": "where", "choices": ("auto", "cpu")})
+    memory: int = field(default=1, metadata={"help": "in KiB", "type": lambda text: int(text.removesuffix("K"))})
+    chunked: bool = field(default=True, metadata={"help": "or not"})
+    stop: str | Sequence[str] | None = field(default=(), metadata={"help": "may be repeated"})
+    stop_ids: Sequence[int] | None = field(default=(1,), metadata={"help": "may be repeated"})
+    names: Sequence[str] = field(default=("a",), metadata={"help": "may be repeated"})
+    hidden: int = 3
+
+
+def parser_of(cls: type = Args, **defaults: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="prog")
+    cli.add_arguments(parser, cls, title="engine", **defaults)
+    return parser
+
+
+def parse(*argv: str, **defaults: Any) -> Args:
+    return cli.from_arguments(Args, parser_of(**defaults).parse_args(argv))
+
+
+def test_flags_that_are_not_given_keep_the_fields_defaults() -> None:
+    assert parse() == Args()
+
+
+@pytest.mark.parametrize(
+    ("argv", "changed"),
+    [
+        (["--model", "here"], {"model": "here"}),
+        (["--num-blocks", "12"], {"num_blocks": 12}),
+        (["--num-blocks=0"], {"num_blocks": 0}),
+        (["--max-model-len", "64"], {"max_model_len": 64}),
+        (["--share", "0.25"], {"share": 0.25}),
+        (["--share", "1"], {"share": 1.0}),
+        (["--device", "cpu"], {"device": "cpu"}),
+        (["--memory", "4K"], {"memory": 4}),
+        (["--no-chunked"], {"chunked": False}),
+        (["--chunked"], {"chunked": True}),
+        (["--stop", "x"], {"stop": ["x"]}),
+        (["--stop", "x", "--stop", "y z", "--stop", ""], {"stop": ["x", "y z", ""]}),
+        (["--stop-ids", "5", "--stop-ids", "6"], {"stop_ids": [5, 6]}),
+        (["--names", "b", "--names", "c"], {"names": ["b", "c"]}),
+        (["--num-blocks", "1", "--device", "auto", "--stop-ids", "9"], {"num_blocks": 1, "stop_ids": [9]}),
+    ],
+)
+def test_each_kind_of_field_becomes_a_flag_of_its_type(argv: list[str], changed: dict[str, Any]) -> None:
+    made = parse(*argv)
+    assert made == Args(**changed)
+    for name, value in changed.items():
+        assert type(getattr(made, name)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--num-blocks", "many"], "argument --num-blocks: invalid int value: 'many'"),
+        (["--max-model-len", "1.5"], "argument --max-model-len: invalid int value: '1.5'"),
+        (["--share", "half"], "argument --share: invalid float value: 'half'"),
+        (["--stop-ids", "x"], "argument --stop-ids: invalid int value: 'x'"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--chunked", "yes"], "unrecognized arguments: yes"),
+        (["--hidden", "3"], "unrecognized arguments: --hidden 3"),
+    ],
+)
+def test_a_wrong_value_is_told_on_stderr(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_command_line_may_have_defaults_of_its_own() -> None:
+    made = parse(num_blocks=100, chunked=False, device="cpu")
+    assert made == Args(num_blocks=100, chunked=False, device="cpu")
+    assert parse("--num-blocks", "5", num_blocks=100) == Args(num_blocks=5)
+
+
+def test_help_shows_text_defaults_and_choices() -> None:
+    text = " ".join(parser_of(num_blocks=100).format_help().split())
+    assert "engine:" in text
+    assert "--num-blocks INT how many (default: 100)" in text
+    assert "--max-model-len INT longest --" in text  # no default to show
+    assert "--share FLOAT up to 90 % of it (default: 0.5)" in text
+    assert "--device {auto,cpu} where (default: auto)" in text
+    assert "--chunked, --no-chunked or not" in text
+    assert "--stop STR may be repeated" in text
+    assert "--stop-ids INT may be repeated" in text
+    assert "hidden" not in text
+
+
+def test_sampling_params_come_from_flags_and_are_checked() -> None:
+    def made(*argv: str) -> SamplingParams:
+        parser = parser_of(SamplingParams, temperature=0.0, max_tokens=256)
+        return cli.from_arguments(SamplingParams, parser.parse_args(argv))
+
+    assert made() == SamplingParams(temperature=0.0, max_tokens=256)
+    argv = ["--temperature", "0.7", "--top-k", "-1", "--stop", "a", "--stop-token-ids", "3", "--stop-token-ids", "4"]
+    assert made(*argv, "--ignore-eos", "--no-skip-special-tokens", "--logprobs", "0") == SamplingParams(
+        temperature=0.7,
+        top_k=-1,
+        max_tokens=256,
+        stop=("a",),
+        stop_token_ids=(3, 4),
+        ignore_eos=True,
+        skip_special_tokens=False,
+        logprobs=0,
+    )
+    with pytest.raises(RequestError, match="at most 2, got 3"):
+        made("--temperature", "3")
+    with pytest.raises(SystemExit):
+        made("--logit-bias", "1")  # no help text, no flag
+    with pytest.raises(SystemExit):
+        made("--seed", "1")  # the engine's own flag
+
+
+# run
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def main() -> None:
+        print("begun")
+        raise error
+
+    return main
+
+
+def test_success_is_zero_and_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(lambda: print("done")) == 0
+    assert capsys.readouterr() == ("done\n", "")
+
+
+@pytest.mark.parametrize("error", [ModelError("no such model"), RequestError("no such model", param="model")])
+def test_the_callers_mistake_is_one_sentence_on_stderr(error: ValueError, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(failing(error)) == 1
+    assert capsys.readouterr() == ("begun\n", "error: no such model\n")
+
+
+def test_ctrl_c_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(failing(KeyboardInterrupt())) == 130
+    assert capsys.readouterr() == ("begun\n", "\ninterrupted\n")
+
+
+def test_a_reader_that_has_gone_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # run replaces it, and this puts it back
+    assert cli.run(failing(BrokenPipeError())) == 141
+    sys.stdout.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_that_is_closed_early_leaves_no_trace() -> None:
+    program = "import sys\nfrom common.cli import run\nsys.exit(run(lambda: print('x\\n' * 1000000)))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "x\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), RuntimeError("ours"), SystemExit(3)])
+def test_a_fault_of_ours_keeps_its_traceback(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        cli.run(failing(error))
+    assert caught.value is error
+
+
+# read_prompt
+
+
+class Terminal(io.StringIO):
+    """Standard input on which nobody writes."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> str:
+        raise AssertionError("this would wait for ever")
+
+
+def test_the_prompt_is_read_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("  Why is\nthe sky blue?\n\n"))
+    assert cli.read_prompt() == "Why is\nthe sky blue?"
+
+
+@pytest.mark.parametrize("stdin", [Terminal(), io.StringIO(""), io.StringIO(" \n")])
+def test_no_prompt_at_all_is_told(stdin: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(RequestError, match="There is no prompt: give one as an argument, or on standard input"):
+        cli.read_prompt()
+
+
+# The command line of a milestone, in an interpreter of its own
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_help_loads_no_torch() -> None:
+    program = """
+import sys
+from v0_1_single_request.generate import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    print("exit", end.code)
+print("heavy", [name for name in ("torch", "transformers", "numpy") if name in sys.modules])
+"""
+    result = python(program)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[-2:] == ["exit 0", "heavy []"]
+    assert lines[0].startswith("usage: python -m v0_1_single_request ")
+    for flag in ("--model", "--dtype", "--max-model-len", "--temperature", "--stop-token-ids", "--raw"):
+        assert flag in result.stdout
+
+
+def test_a_wrong_flag_is_told_before_anything_heavy_is_loaded() -> None:
+    program = """
+import sys
+from v0_1_single_request.generate import main
+print(main(["Hi", "--temperature", "9"]), "torch" in sys.modules)
+"""
+    result = python(program)
+    assert result.stdout == "1 False\n"
+    assert result.stderr == "error: temperature must be at least 0 and at most 2, got 9.0.\n"

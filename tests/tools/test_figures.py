@@ -1,0 +1,42 @@
+"""Figures in the documents are those of the results files."""
+
+import json
+
+import pytest
+
+from tools.figures import ROOT, documents, update
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"decode": {"ratio": 2.1254}, "top_p_0.95": 7, "name": "x"}))
+    return tmp_path
+
+
+def test_a_figure_is_replaced_by_the_files_in_its_format(root):
+    text = "<!--=results.json decode.ratio .1f-->9.9<!--/--> times, <!--=results.json decode.ratio .0%-->?<!--/-->."
+    expected = (
+        "<!--=results.json decode.ratio .1f-->2.1<!--/--> times, <!--=results.json decode.ratio .0%-->213%<!--/-->."
+    )
+    assert update(text, root) == expected
+    assert update(expected, root) == expected
+
+
+def test_a_key_with_a_dot_is_written_with_a_tilde_and_s_is_the_value_as_it_is(root):
+    assert ">7<" in update("<!--=results.json top_p_0~95 d--><!--/-->", root)
+    assert ">x<" in update("<!--=results.json name s--><!--/-->", root)
+
+
+@pytest.mark.parametrize(
+    ("figure", "message"),
+    [("results.json decode.speed .1f", "no decode.speed"), ("lost.json a .1f", "no results file lost.json")],
+)
+def test_a_lost_file_or_key_is_an_error(root, figure, message):
+    with pytest.raises(LookupError, match=message):
+        update(f"<!--={figure}-->1<!--/-->", root)
+
+
+@pytest.mark.parametrize("document", list(documents(ROOT)), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_figures_of_this_projects_documents_are_measured_ones(document):
+    text = document.read_text()
+    assert update(text, ROOT) == text, "run python -m tools.figures --write"

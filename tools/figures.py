@@ -1,0 +1,80 @@
+"""Figures in the documents that cannot go stale: each is taken from a results file, by name.
+
+A figure in a Markdown file is written between two comments, which no reader sees:
+
+    <!--=v0_1_single_request/results/bench.json decode.ratio.median .1f-->2.1<!--/-->
+
+that is: the file, the path of keys in it, and a format of Python's. `python -m tools.figures` says which figures differ
+from their file (a test does the same), `python -m tools.figures --write` puts the file's in their place.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FIGURE = re.compile(r"<!--=(?P<file>\S+) (?P<keys>\S+) (?P<format>[^\s-]+)-->(?P<text>.*?)<!--/-->")
+ROOT = Path(__file__).parent.parent
+
+
+def documents(root: Path) -> Iterator[Path]:
+    """The Markdown files of the project: those at the top, and the site's."""
+    yield from sorted(root.glob("*.md"))
+    yield from sorted((root / "docs").rglob("*.md"))
+
+
+def update(text: str, root: Path) -> str:
+    """`text` with every figure as its file has it.
+
+    Raises:
+        LookupError: a file or a key in it is not there.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        return f"<!--={match['file']} {match['keys']} {match['format']}-->{_look_up(root, match)}<!--/-->"
+
+    return FIGURE.sub(value, text)
+
+
+def _look_up(root: Path, match: re.Match[str]) -> str:
+    file = root / match["file"]
+    if not file.is_file():
+        raise LookupError(f"there is no results file {match['file']}: run the benchmark that writes it")
+    value: Any = json.loads(file.read_text())
+    for key in match["keys"].split("."):
+        # A key may itself hold a dot: `top_p_0~95` is the key `top_p_0.95`.
+        key = key.replace("~", ".")
+        if key not in value:
+            raise LookupError(f"{match['file']} has no {match['keys']}: {key!r} is not one of {', '.join(value)}")
+        value = value[key]
+    return format(value, "" if match["format"] == "s" else match["format"])
+
+
+def main() -> int:
+    """Check or write; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Compare the figures in the documents with the results files.")
+    parser.add_argument("--write", action="store_true", help="put the results' figures into the documents")
+    args = parser.parse_args()
+    stale = 0
+    for document in documents(ROOT):
+        text = document.read_text()
+        try:
+            new = update(text, ROOT)
+        except LookupError as error:
+            print(f"{document.relative_to(ROOT)}: {error}")
+            stale += 1
+            continue
+        if new != text and args.write:
+            document.write_text(new)
+            print(f"{document.relative_to(ROOT)}: written")
+        elif new != text:
+            print(f"{document.relative_to(ROOT)}: figures differ from their files; run python -m tools.figures --write")
+            stale += 1
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
