@@ -220,21 +220,21 @@ def measure_linear(folder: Path, repeats: int) -> dict[str, Any]:
 
     table = {}
     for rows in (1, 2, 4, 8, 16, 32, 48, 64, 128):
-        times = _time_all({"F.linear": step(F.linear, rows), "ours": step(linear, rows)}, repeats)
+        times = _time_all({"F.linear": step(F.linear, rows), "ours": step(linear, rows)}, repeats, calls=3)
         table[str(rows)] = {name: spread["median"] for name, spread in times.items()}
     return {"what": "median ms for all linear layers of one step, by rows (tokens in the step)", "rows": table}
 
 
-def _time_all(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each function, the mean of 10 calls; in turns, after a warm-up round."""
+def _time_all(functions: dict[str, Callable[[], Any]], repeats: int, calls: int = 10) -> dict[str, dict[str, float]]:
+    """Milliseconds of each function, the mean of `calls` calls; in turns, after a warm-up round."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats + 1):
         for name, function in functions.items():
             start = time.perf_counter()
-            for _ in range(10):
+            for _ in range(calls):
                 function()
             if repeat:
-                times[name].append((time.perf_counter() - start) * 1e3 / 10)
+                times[name].append((time.perf_counter() - start) * 1e3 / calls)
     return {name: _spread(values) for name, values in times.items()}
 
 

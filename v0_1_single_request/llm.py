@@ -17,18 +17,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from common import loading
 from common import prompts as prompt_forms
 from common.attention import select_backend
 from common.detokenizer import Detokenizer
-from common.device import select_device, select_dtype
-from common.errors import ModelError
-from common.llama import Llama, Model
+from common.llama import Model
 from common.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from common.prompts import Prompt
 from common.sampling import SamplerOutput, sample
 from common.sampling_params import SamplingParams, SamplingState, check_request
 from common.tokenizer import Tokenizer
-from common.weights import resolve
 
 from .engine_args import EngineArgs
 from .kv_cache import KVCache
@@ -64,24 +62,12 @@ class LLM:
     def __init__(
         self, model: str | Path | Model | None = None, *, tokenizer: Tokenizer | None = None, **engine_args: Any
     ) -> None:
-        if model is None or isinstance(model, str | Path):
-            args = EngineArgs(model=None if model is None else str(model), **engine_args)
-            folder = resolve(model)
-            device = select_device(args.device)
-            tokenizer = tokenizer or Tokenizer.from_folder(folder)
-            model = Llama.from_folder(folder, device, select_dtype(args.dtype, device))
-        else:
-            args = EngineArgs(**engine_args)
-        if tokenizer is None:
-            raise ModelError("A ready model needs its tokenizer: pass tokenizer=... as well.")
-        self.args, self.model, self.tokenizer = args, model, tokenizer
-        self.max_model_len = _max_model_len(args, model)
-        self.attention = select_backend(args.attention_backend, model.device, model.dtype)
-        # Every list of end tokens counts; the tokenizer's comes first, since it is the one without a stop_reason.
-        first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.eos_token_ids = list(dict.fromkeys([*first, *model.config.eos_token_ids]))
-        # Models pad their output head to round sizes: a row that no token belongs to is never sampled.
-        self.vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
+        args = EngineArgs(**engine_args)
+        self.model, self.tokenizer = loading.load(model, tokenizer, device=args.device, dtype=args.dtype)
+        self.attention = select_backend(args.attention_backend, self.model.device, self.model.dtype)
+        self.max_model_len = loading.context_length(args.max_model_len, self.model, MAX_SLAB_BYTES)
+        self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
+        self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
         self._seeds = random.Random(args.seed)
         self._num_requests = 0
 
@@ -205,13 +191,3 @@ class LLM:
             rows=torch.tensor([len(token_ids) - 1], device=device),  # only the last token's successor is wanted
         )
         return sample(self.model.logits(hidden)[:, : self.vocab_size], [state])
-
-
-def _max_model_len(args: EngineArgs, model: Model) -> int:
-    """The longest prompt plus output: as asked, else what the model was trained for and 1 GiB of slab holds."""
-    longest = model.config.max_position_embeddings
-    if args.max_model_len is None:
-        return min(longest, MAX_SLAB_BYTES // (model.config.kv_elements_per_token * model.dtype.itemsize))
-    if not 1 < args.max_model_len <= longest:
-        raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {args.max_model_len}.")
-    return args.max_model_len

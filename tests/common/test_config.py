@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from common.config import ModelConfig, RopeConfig
-from common.device import select_device, select_dtype
 from common.errors import ModelError
 from common.llama import rope_inv_freq
+from common.loading import select_device, select_dtype
 from common.weights import expected_shapes, load_weights
 from tests.kit.checkpoints import tiny_llama
 

@@ -1,0 +1,86 @@
+"""A model ready to serve: weights and tokenizer from a name, on a device, in a dtype. Changes in no milestone."""
+
+from pathlib import Path
+
+import torch
+
+from common.errors import ModelError
+from common.llama import Llama, Model
+from common.tokenizer import Tokenizer
+from common.weights import resolve
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    model: str | Path | Model | None, tokenizer: Tokenizer | None, *, device: str, dtype: str
+) -> tuple[Model, Tokenizer]:
+    """Load what `model` names, or take it as it is.
+
+    Args:
+        model: see `weights.resolve`; or a ready model, which needs a `tokenizer` and keeps its device and dtype.
+        tokenizer: replaces the one in the model's folder.
+        device: see `select_device`.
+        dtype: see `select_dtype`.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not as asked.
+    """
+    if model is None or isinstance(model, str | Path):
+        torch_device = select_device(device)
+        torch_dtype = select_dtype(dtype, torch_device)
+        folder = resolve(model)
+        tokenizer = tokenizer or Tokenizer.from_folder(folder)
+        model = Llama.from_folder(folder, torch_device, torch_dtype)
+    if tokenizer is None:
+        raise ModelError("A ready model needs its tokenizer: pass tokenizer=... as well.")
+    return model, tokenizer
+
+
+def select_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is a GPU, else the CPU; raises `ModelError` for a device that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ModelError(f"There is no device {name!r}: choose auto, cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("This PyTorch finds no CUDA device: use --device cpu, or install a CUDA build of torch.")
+    return torch.device(name)
+
+
+def select_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU, which computes it fastest, and bfloat16 on CUDA.
+
+    Not float16: a checkpoint trained in bfloat16 has activations beyond float16's 65,504, which become infinite and
+    garble the text. bfloat16 has float32's range.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ModelError(f"There is no dtype {name!r}: choose auto, {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def all_eos_token_ids(model: Model, tokenizer: Tokenizer) -> list[int]:
+    """Every id that ends a request, the primary one (which has no `stop_reason`) first: it is the tokenizer's."""
+    primary = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return list(dict.fromkeys([*primary, *model.config.eos_token_ids]))
+
+
+def num_sampled_rows(model: Model, tokenizer: Tokenizer) -> int:
+    """How many rows of the logits may be sampled: models pad their output head, and a row may belong to no token."""
+    return min(model.config.vocab_size, tokenizer.vocab_size)
+
+
+def context_length(max_model_len: int | None, model: Model, kv_cache_bytes: int) -> int:
+    """The longest prompt plus output, in tokens: as asked, else what the model was trained for and memory holds.
+
+    Raises:
+        ModelError: the model was not trained for so many.
+    """
+    longest = model.config.max_position_embeddings
+    if max_model_len is None:
+        return min(longest, kv_cache_bytes // (model.config.kv_elements_per_token * model.dtype.itemsize))
+    if not 1 < max_model_len <= longest:
+        raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {max_model_len}.")
+    return max_model_len
