@@ -83,7 +83,7 @@ def run(main: Callable[[], None]) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Nobody reads any more (`... | head`): closing stderr's twin keeps the interpreter from complaining at exit.
+        # Nobody reads any more (`... | head`): at its exit the interpreter flushes stdout again, and would complain.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
         return 141
     return 0

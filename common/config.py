@@ -68,9 +68,14 @@ class ModelConfig:
         generation_file = folder / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.exists() else {}
         try:
+            _check_sizes(config)
             return cls._from_json(config, generation)
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'} has no {error}: the checkpoint is incomplete.") from None
+        except ModelError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ModelError(f"{folder / 'config.json'} holds a value of a wrong type ({error}).") from None
 
     @classmethod
     def _from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
@@ -130,6 +135,12 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> None:
         raise ModelError(f"{folder} is quantised ({method}), which is not supported: choose the unquantised model.")
 
 
+def _check_sizes(config: dict[str, Any]) -> None:
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        if type(config[name]) is not int or config[name] < 1:
+            raise TypeError(f"{name} is {config[name]!r}")
+
+
 def _rope(config: dict[str, Any]) -> RopeConfig:
     """Merge the two spellings: v5's `rope_parameters` holds theta and scaling, v4 keeps them apart."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -157,4 +168,7 @@ def _rope(config: dict[str, Any]) -> RopeConfig:
 
 
 def _as_ids(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else value if isinstance(value, list) else [value]
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token_id) is int for token_id in ids):
+        raise TypeError(f"eos_token_id is {value!r}")
+    return ids

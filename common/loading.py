@@ -30,8 +30,8 @@ def load(
         torch_device = select_device(device)
         torch_dtype = select_dtype(dtype, torch_device)
         folder = resolve(model)
-        tokenizer = tokenizer or Tokenizer.from_folder(folder)
         model = Llama.from_folder(folder, torch_device, torch_dtype)
+        tokenizer = tokenizer or Tokenizer.from_folder(folder)
     if tokenizer is None:
         raise ModelError("A ready model needs its tokenizer: pass tokenizer=... as well.")
     return model, tokenizer

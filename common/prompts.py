@@ -59,6 +59,8 @@ def params_for_each(
     """One `SamplingParams` for each prompt: the same for all, or a list of as many."""
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
+    if not isinstance(sampling_params, list | tuple) or not all(isinstance(p, SamplingParams) for p in sampling_params):
+        raise RequestError(f"sampling_params must be SamplingParams, or a list of them, got {sampling_params!r:.80}.")
     if len(sampling_params) != num_prompts:
         raise RequestError(
             f"There are {num_prompts} prompts but {len(sampling_params)} sampling_params: give one, or one for each."

@@ -163,7 +163,10 @@ def _keep(candidates: Tensor, mass: Tensor, min_p: Tensor, top_k: Tensor, top_p:
 
 
 def _most_likely(scaled: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The `num` largest of each row, largest first, equal ones by id (topk alone leaves their order open)."""
+    """The `num` largest of each row, largest first, equal ones by id.
+
+    Which of several that equal the last one are among them is left open: callers that care look at more.
+    """
     values, ids = scaled.topk(num, dim=-1)
     ids, order = ids.sort(dim=-1)
     values, by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)

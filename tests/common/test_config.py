@@ -327,3 +327,11 @@ def test_a_broken_file_is_named(name: str, content: bytes, words: str, tmp_path:
 def test_a_folder_without_config_says_what_a_model_folder_needs(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json: a model folder needs config\.json, "):
         ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rope_scaling": "linear"}, {"hidden_size": "big"}, {"num_attention_heads": None}, {"eos_token_id": "x"}],
+)
+def test_a_value_of_a_wrong_type_is_told_without_a_traceback(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path, **changes)

@@ -113,3 +113,9 @@ def test_params_are_the_same_for_all_or_one_for_each() -> None:
 def test_another_number_of_params_than_prompts_is_refused(num_prompts: int) -> None:
     with pytest.raises(RequestError, match=f"There are {num_prompts} prompts but 2 sampling_params"):
         params_for_each([SamplingParams(), SamplingParams()], num_prompts)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 1}, [{}], "greedy", 5])
+def test_sampling_params_of_another_type_are_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
+        params_for_each(wrong, 1)
