@@ -127,7 +127,7 @@ def test_packed_sequences_do_not_see_each_other(variant):
         close(rows, hf(sequence[None]).logits[0])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 47, 48, 49, 100])
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 100])
 @pytest.mark.parametrize("bias", [None, torch.linspace(-3, 3, 96)])
 def test_linear_is_the_same_product_whichever_way_it_is_computed(rows, bias):
     x, weight = torch.randn(rows, 64), torch.randn(96, 64)
