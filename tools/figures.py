@@ -30,8 +30,12 @@ def update(text: str, root: Path) -> str:
     """`text` with every figure as its file has it.
 
     Raises:
-        LookupError: a file or a key in it is not there.
+        LookupError: a file or a key in it is not there, or a figure stands where Markdown would not take it for text.
     """
+
+    at_start = re.search(rf"^\s*{FIGURE.pattern}", text, re.MULTILINE)
+    if at_start:
+        raise LookupError(f"a line begins with the figure {at_start['keys']}, which Markdown takes for a block of HTML")
 
     def value(match: re.Match[str]) -> str:
         return f"<!--={match['file']} {match['keys']} {match['format']}-->{_look_up(root, match)}<!--/-->"

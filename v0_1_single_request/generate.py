@@ -74,7 +74,7 @@ def _table(outputs: list[tuple[RequestOutput, int]]) -> "Table":
     from rich.table import Table
 
     table = Table()
-    for title in ("prompt tokens", "generated", "first token", "decode", "KV reserved", "KV used"):
+    for title in ("prompt tokens", "generated", "ended by", "first token", "decode", "KV reserved", "KV used"):
         table.add_column(title, justify="right")
     for output, num_tokens in outputs:
         metrics = output.metrics
@@ -82,6 +82,7 @@ def _table(outputs: list[tuple[RequestOutput, int]]) -> "Table":
         table.add_row(
             str(len(output.prompt_token_ids)),
             str(num_tokens),
+            str(output.outputs[0].finish_reason),
             f"{metrics.first_token_time - metrics.arrival_time:.2f} s",
             f"{(num_tokens - 1) / decode_time:.1f} tok/s" if num_tokens > 1 else "-",
             f"{metrics.kv_reserved_bytes / 2**20:.1f} MiB",

@@ -14,17 +14,17 @@ def root(tmp_path):
 
 
 def test_a_figure_is_replaced_by_the_files_in_its_format(root):
-    text = "<!--=results.json decode.ratio .1f-->9.9<!--/--> times, <!--=results.json decode.ratio .0%-->?<!--/-->."
+    text = "Is <!--=results.json decode.ratio .1f-->9.9<!--/--> times, <!--=results.json decode.ratio .0%-->?<!--/-->."
     expected = (
-        "<!--=results.json decode.ratio .1f-->2.1<!--/--> times, <!--=results.json decode.ratio .0%-->213%<!--/-->."
+        "Is <!--=results.json decode.ratio .1f-->2.1<!--/--> times, <!--=results.json decode.ratio .0%-->213%<!--/-->."
     )
     assert update(text, root) == expected
     assert update(expected, root) == expected
 
 
 def test_a_key_with_a_dot_is_written_with_a_tilde_and_s_is_the_value_as_it_is(root):
-    assert ">7<" in update("<!--=results.json top_p_0~95 d--><!--/-->", root)
-    assert ">x<" in update("<!--=results.json name s--><!--/-->", root)
+    assert ">7<" in update("= <!--=results.json top_p_0~95 d--><!--/-->", root)
+    assert ">x<" in update("= <!--=results.json name s--><!--/-->", root)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,12 @@ def test_a_key_with_a_dot_is_written_with_a_tilde_and_s_is_the_value_as_it_is(ro
 )
 def test_a_lost_file_or_key_is_an_error(root, figure, message):
     with pytest.raises(LookupError, match=message):
-        update(f"<!--={figure}-->1<!--/-->", root)
+        update(f"= <!--={figure}-->1<!--/-->", root)
+
+
+def test_a_figure_at_the_start_of_a_line_is_refused_since_it_would_end_the_paragraph(root):
+    with pytest.raises(LookupError, match="begins with the figure name"):
+        update("It is\n<!--=results.json name s-->x<!--/--> here", root)
 
 
 @pytest.mark.parametrize("document", list(documents(ROOT)), ids=lambda path: str(path.relative_to(ROOT)))
