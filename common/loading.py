@@ -72,15 +72,20 @@ def num_sampled_rows(model: Model, tokenizer: Tokenizer) -> int:
     return min(model.config.vocab_size, tokenizer.vocab_size)
 
 
-def context_length(max_model_len: int | None, model: Model, kv_cache_bytes: int) -> int:
+def context_length(max_model_len: int | None, model: Model, num_kv_tokens: int) -> int:
     """The longest prompt plus output, in tokens: as asked, else what the model was trained for and memory holds.
+
+    Args:
+        max_model_len: as asked.
+        model: its config says how long a context it was trained for.
+        num_kv_tokens: tokens that the KV cache has memory for.
 
     Raises:
         ModelError: the model was not trained for so many.
     """
     longest = model.config.max_position_embeddings
     if max_model_len is None:
-        return min(longest, kv_cache_bytes // (model.config.kv_elements_per_token * model.dtype.itemsize))
+        return min(longest, num_kv_tokens)
     if not 1 < max_model_len <= longest:
         raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {max_model_len}.")
     return max_model_len

@@ -1,5 +1,6 @@
 """What a caller gets back: vLLM's shapes, without its tensors. Torch-free."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,6 +42,11 @@ class RequestMetrics:
     finished_time: float = 0.0
     kv_reserved_bytes: int = 0
     kv_used_bytes: int = 0
+
+    def token_generated(self) -> None:
+        """Read the clock: a token has been sampled, the first or the last so far."""
+        self.finished_time = time.perf_counter()
+        self.first_token_time = self.first_token_time or self.finished_time
 
 
 @dataclass(slots=True)

@@ -136,8 +136,22 @@ class SamplingState:
         return None
 
 
-def check_request(num_prompt_tokens: int, params: SamplingParams, *, vocab_size: int, max_model_len: int) -> None:
-    """Refuse what this model can never serve: too long, or with token ids that it does not have.
+def check_request(
+    num_prompt_tokens: int,
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    num_kv_tokens: int | None = None,
+) -> None:
+    """Refuse what this engine can never serve: too long, or with token ids that the model does not have.
+
+    Args:
+        num_prompt_tokens: length of the prompt.
+        params: what was asked for it.
+        vocab_size: the model's ids go from 0 to `vocab_size - 1`.
+        max_model_len: the longest prompt plus output.
+        num_kv_tokens: tokens that the whole KV pool holds, where it may be less.
 
     Raises:
         RequestError: with `code="context_length_exceeded"` for lengths.
@@ -161,6 +175,16 @@ def check_request(num_prompt_tokens: int, params: SamplingParams, *, vocab_size:
             f"The prompt has {num_prompt_tokens} tokens and min_tokens asks for {params.min_tokens} more, but the "
             f"context holds {max_model_len} tokens (max_model_len).",
             param="min_tokens",
+            code="context_length_exceeded",
+        )
+    # The last token is sampled and never computed, so it needs no room in the pool.
+    num_new = params.max_tokens or 1
+    num_needed = num_prompt_tokens + num_new - 1
+    if num_kv_tokens is not None and num_needed > num_kv_tokens:
+        raise RequestError(
+            f"The request needs KV for {num_needed} tokens ({num_prompt_tokens} of the prompt and {num_new} new ones, "
+            f"less the last), but the whole KV pool holds {num_kv_tokens}: shorten the prompt, or lower max_tokens.",
+            param="max_tokens" if num_prompt_tokens <= num_kv_tokens else "prompt",
             code="context_length_exceeded",
         )
     check_token_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)

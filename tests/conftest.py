@@ -24,6 +24,7 @@ from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
 from tools.ledger import load_ledger
 
 ROOT = Path(__file__).parent.parent
+ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what goes to the engine, not to SCRIPT
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
@@ -93,7 +94,7 @@ def script_llm(milestone: ModuleType) -> Callable[..., Any]:
     def build(script: list[int], prompt: str | list[int] = "Hi", tokenizer: Any = None, **options: Any) -> Any:
         tokenizer = tokenizer or byte_tokenizer()
         prompt_len = len(tokenizer.encode(prompt)) if isinstance(prompt, str) else len(prompt)
-        engine = {name: options.pop(name) for name in ("max_model_len", "seed") if name in options}
+        engine = {name: options.pop(name) for name in ENGINE_OPTIONS if name in options}
         return milestone.LLM(ScriptModel(script, prompt_len, **options), tokenizer=tokenizer, **engine)
 
     return build

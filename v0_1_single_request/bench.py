@@ -85,7 +85,9 @@ def measure_decode(folder: Path, repeats: int) -> dict[str, Any]:
 
     def theirs() -> tuple[float, list[int]]:
         clock, ids = Clock(), torch.tensor([prompt])
-        config = GenerationConfig(do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None, pad_token_id=0)
+        # An end token that never comes: `None` would be replaced by the model's own.
+        no_end = reference.config.vocab_size
+        config = GenerationConfig(do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=no_end, pad_token_id=0)
         out = reference.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from common import cli
 from common.outputs import RequestOutput
 from common.sampling_params import SamplingParams
+from common.units import format_bytes
 
 from .engine_args import EngineArgs
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Answer the prompts of `argv` (or of standard input) one after the other; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m v0_1_single_request",
+        prog=f"python -m {__package__}",
         description="Answer prompts with a Llama, one request at a time, on a contiguous KV cache.",
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to answer; without one, standard input")
@@ -85,8 +86,8 @@ def _table(outputs: list[tuple[RequestOutput, int]]) -> "Table":
             str(output.outputs[0].finish_reason),
             f"{metrics.first_token_time - metrics.arrival_time:.2f} s",
             f"{(num_tokens - 1) / decode_time:.1f} tok/s" if num_tokens > 1 else "-",
-            f"{metrics.kv_reserved_bytes / 2**20:.1f} MiB",
-            f"{metrics.kv_used_bytes / 2**20:.2f} MiB ({metrics.kv_used_bytes / metrics.kv_reserved_bytes:.1%})",
+            format_bytes(metrics.kv_reserved_bytes),
+            f"{format_bytes(metrics.kv_used_bytes)} ({metrics.kv_used_bytes / metrics.kv_reserved_bytes:.1%})",
         )
     return table
 

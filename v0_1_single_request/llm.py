@@ -32,6 +32,7 @@ from .engine_args import EngineArgs
 from .kv_cache import KVCache
 
 Messages = Sequence[dict[str, Any]]
+Finish = tuple[str, int | str | None]  # finish_reason and stop_reason
 MAX_SLAB_BYTES = 2**30  # unless max_model_len is given, the context ends where its slab would pass 1 GiB
 
 
@@ -65,7 +66,8 @@ class LLM:
         args = EngineArgs(**engine_args)
         self.model, self.tokenizer = loading.load(model, tokenizer, device=args.device, dtype=args.dtype)
         self.attention = select_backend(args.attention_backend, self.model.device, self.model.dtype)
-        self.max_model_len = loading.context_length(args.max_model_len, self.model, MAX_SLAB_BYTES)
+        slab_tokens = MAX_SLAB_BYTES // (self.model.config.kv_elements_per_token * self.model.dtype.itemsize)
+        self.max_model_len = loading.context_length(args.max_model_len, self.model, slab_tokens)
         self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
         self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
         self._seeds = random.Random(args.seed)
@@ -154,30 +156,32 @@ class LLM:
         params = request.params
         state = SamplingState.create(params, request.prompt_token_ids, self.eos_token_ids, seed=request.seed + index)
         detokenizer = Detokenizer(self.tokenizer, request.prompt_token_ids, params)
-        model = self.model
-        kv_cache = KVCache(model.config, self.max_model_len, model.device, model.dtype, self.attention)
-        new_token_ids = request.prompt_token_ids  # what the model has not seen yet: first the prompt, then one token
-        finish: tuple[str, int | str | None] | None = None
+        config, device, dtype = self.model.config, self.model.device, self.model.dtype
+        kv_cache = KVCache(config, self.max_model_len, device, dtype, self.attention)
+        new_token_ids = request.prompt_token_ids  # what the model has not seen: first the prompt, then one token
+        finish: Finish | None = None
         while finish is None:
             sampled = self._step(kv_cache, new_token_ids, state)
             new_token_ids = sampled.token_ids
-            state.output_token_ids.append(new_token_ids[0])
+            state.output_token_ids += new_token_ids
             finish = state.finish_reason(self.max_model_len)
-            ends_by_token = finish is not None and finish[0] == "stop"
-            text = detokenizer.append(new_token_ids, ends_by_token=ends_by_token)
+            text = detokenizer.append(new_token_ids, ends_by_token=finish is not None and finish[0] == "stop")
             if detokenizer.stop_reason is not None:
                 finish = ("stop", detokenizer.stop_reason)
             elif finish is not None:
-                text += detokenizer.finish()
-            metrics.finished_time = time.perf_counter()
-            metrics.first_token_time = metrics.first_token_time or metrics.finished_time
+                text += detokenizer.finish()  # what might have become a stop string did not
+            metrics.token_generated()
             metrics.kv_reserved_bytes, metrics.kv_used_bytes = kv_cache.reserved_bytes, kv_cache.used_bytes
-            delta = CompletionOutput(index, text, new_token_ids)
-            delta.finish_reason, delta.stop_reason = finish or (None, None)
-            if sampled.logprobs[0] is not None:
-                delta.logprobs = [sampled.logprobs[0].with_text(self.tokenizer.token_text)]
-                delta.cumulative_logprob = sampled.logprobs[0].logprobs[0]
-            yield delta
+            yield self._delta(index, text, sampled, finish)
+
+    def _delta(self, index: int, text: str, sampled: SamplerOutput, finish: Finish | None) -> CompletionOutput:
+        """What one step added to a choice."""
+        delta = CompletionOutput(index, text, sampled.token_ids)
+        delta.finish_reason, delta.stop_reason = finish or (None, None)
+        if sampled.logprobs[0] is not None:
+            delta.logprobs = [sampled.logprobs[0].with_text(self.tokenizer.token_text)]
+            delta.cumulative_logprob = sampled.logprobs[0].logprobs[0]
+        return delta
 
     @torch.inference_mode()
     def _step(self, kv_cache: KVCache, token_ids: list[int], state: SamplingState) -> SamplerOutput:

@@ -74,8 +74,12 @@ def reference_tokens(hf_model: Any, prompt_token_ids: list[int], num_tokens: int
     """The greedy continuation by transformers' `generate`, past any end token."""
     from transformers import GenerationConfig
 
-    config = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0)
+    # `None` would be replaced by the model's own end tokens; an id past the vocabulary never comes.
+    no_end = hf_model.config.vocab_size
+    config = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, eos_token_id=no_end, pad_token_id=0)
     prompt = torch.tensor([prompt_token_ids])
     with torch.inference_mode():
         out = hf_model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)
-    return out[0, len(prompt_token_ids) :].tolist()
+    token_ids = out[0, len(prompt_token_ids) :].tolist()
+    assert len(token_ids) == num_tokens
+    return token_ids

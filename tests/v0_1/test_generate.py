@@ -60,7 +60,7 @@ def test_without_raw_the_prompt_goes_through_the_chat_template(call, tiny):
 def test_the_table_says_what_the_slab_reserves_and_uses(call, tiny):
     # 2 layers, 2 KV heads of 16: 2 * 2 * 2 * 16 * 4 = 512 bytes a token, 512 tokens of context.
     _, _, err = call("--raw", "Hi", "--model", tiny.folder, "--max-tokens", 9, "--ignore-eos", "--max-model-len", 512)
-    assert "0.2 MiB" in err
+    assert "256.00 KiB" in err
     assert "(2.0%)" in err  # 2 + 9 - 1 = 10 of 512
 
 

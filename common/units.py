@@ -1,0 +1,30 @@
+"""Amounts of memory, as people write and read them. Torch-free, changes in no milestone."""
+
+import re
+
+from common.errors import ModelError
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(amount: str | int, name: str) -> int:
+    """Bytes of `"1GiB"`, `"512 MiB"`, `"2GB"` (decimal) or a plain number.
+
+    Raises:
+        ModelError: it is none of these, or not above zero; `name` says which argument it was.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(amount).strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise ModelError(f"{name} must be an amount such as 1GiB, 512MiB or 1000000 (bytes), got {amount!r}.")
+    num_bytes = int(float(match[1]) * UNITS[match[2].upper()])
+    if num_bytes < 1:
+        raise ModelError(f"{name} must be above zero, got {amount!r}.")
+    return num_bytes
+
+
+def format_bytes(num_bytes: float) -> str:
+    """`"1.50 GiB"`: the largest binary unit that leaves at least 1."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes} bytes"

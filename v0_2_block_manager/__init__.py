@@ -1,0 +1,23 @@
+"""v0.2: one request at a time, on a KV cache of 16-token blocks."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from common.sampling_params import SamplingParams as SamplingParams
+
+    from .llm import LLM as LLM
+
+__all__ = ["LLM", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that importing one file of the package, or asking for --help, does not load torch.
+    if name == "LLM":
+        from .llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from common.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

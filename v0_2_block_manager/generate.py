@@ -1,0 +1,102 @@
+"""The command line: `python -m v0_2_block_manager "Why is the sky blue?"`.
+
+The answer goes to standard output as it is written, everything else to standard error: a pipe gets the text alone.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from common import cli
+from common.outputs import RequestOutput
+from common.sampling_params import SamplingParams
+from common.units import format_bytes
+
+from .engine_args import EngineArgs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Answer the prompts of `argv` (or of standard input) one after the other; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {__package__}",
+        description="Answer prompts with a Llama, one request at a time, on a KV cache of blocks.",
+    )
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to answer; without one, standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument("--show-blocks", action="store_true", help="print the block table as it grows, before the text")
+    cli.add_arguments(parser, EngineArgs, title="engine")
+    cli.add_arguments(parser, SamplingParams, title="sampling", temperature=0.0, max_tokens=256)
+    args = parser.parse_args(argv)
+    return cli.run(lambda: _generate(args))
+
+
+def _generate(args: argparse.Namespace) -> None:
+    # Before the model is loaded, so that a wrong flag is told at once.
+    params = cli.from_arguments(SamplingParams, args)
+    engine_args = cli.from_arguments(EngineArgs, args)
+    prompts = args.prompts or [cli.read_prompt()]
+
+    from rich.console import Console
+
+    from .llm import LLM
+    from .show_blocks import show_blocks
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("Loading the model..."):
+        llm = LLM(**dataclasses.asdict(engine_args))
+    console.print(f"{llm.model.dtype} on {llm.model.device}, max_model_len {llm.max_model_len}", style="dim")
+    console.print(llm.pool.explanation, style="dim")
+    outputs = []
+    for prompt in prompts:
+        if len(prompts) > 1:
+            console.print(f"> {prompt}", style="bold", markup=False)
+        inputs = prompt if args.raw else llm.tokenizer.chat_token_ids([{"role": "user", "content": prompt}])
+        stream = llm.stream(inputs, params)
+        if args.show_blocks:
+            stream = iter(list(show_blocks(llm, stream, console)))  # first the blocks, then the text
+        outputs.append(_print_stream(stream))
+    console.print(_table(outputs))
+
+
+def _print_stream(stream: Iterator[RequestOutput]) -> tuple[RequestOutput, int]:
+    """Print the deltas as they come; returns the last one, and the number of tokens of all."""
+    num_tokens, choice = 0, 0
+    for output in stream:
+        delta = output.outputs[0]
+        if delta.index != choice:
+            choice = delta.index
+            print(f"\n--- choice {choice} ---")
+        print(delta.text, end="", flush=True)
+        num_tokens += len(delta.token_ids)
+    print(flush=True)
+    return output, num_tokens
+
+
+def _table(outputs: list[tuple[RequestOutput, int]]) -> "Table":
+    from rich.table import Table
+
+    table = Table()
+    for title in ("prompt tokens", "generated", "ended by", "first token", "decode", "KV reserved", "KV used"):
+        table.add_column(title, justify="right")
+    for output, num_tokens in outputs:
+        metrics = output.metrics
+        decode_time = metrics.finished_time - metrics.first_token_time
+        table.add_row(
+            str(len(output.prompt_token_ids)),
+            str(num_tokens),
+            str(output.outputs[0].finish_reason),
+            f"{metrics.first_token_time - metrics.arrival_time:.2f} s",
+            f"{(num_tokens - 1) / decode_time:.1f} tok/s" if num_tokens > 1 else "-",
+            format_bytes(metrics.kv_reserved_bytes),
+            f"{format_bytes(metrics.kv_used_bytes)} ({metrics.kv_used_bytes / metrics.kv_reserved_bytes:.1%})",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
