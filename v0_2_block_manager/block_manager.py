@@ -49,6 +49,8 @@ class BlockManager:
         """Begin a request's table, with room for `num_tokens` tokens."""
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already: append to them, or free them first")
+        if num_tokens < 1:
+            raise ValueError(f"request {request_id} asks for room for {num_tokens} tokens")
         if not self.can_allocate(num_tokens):
             raise ValueError(f"request {request_id} needs more than the {self.num_free_blocks} free blocks")
         self._tables[request_id], self._num_tokens[request_id] = [], 0
@@ -60,6 +62,8 @@ class BlockManager:
 
     def append(self, request_id: str, num_tokens: int = 1) -> None:
         """Make room for `num_tokens` more tokens of a request."""
+        if num_tokens < 1:
+            raise ValueError(f"request {request_id} asks for room for {num_tokens} tokens")
         if not self.can_append(request_id, num_tokens):
             raise ValueError(f"request {request_id} needs more than the {self.num_free_blocks} free blocks")
         self._grow(request_id, num_tokens)
@@ -99,8 +103,6 @@ class BlockManager:
         return self.num_blocks_for(self._num_tokens[request_id] + num_tokens) - len(table)
 
     def _grow(self, request_id: str, num_tokens: int) -> None:
-        if num_tokens < 1:
-            raise ValueError(f"request {request_id} asks for room for {num_tokens} tokens")
         for _ in range(self._num_missing(request_id, num_tokens)):
             self._tables[request_id].append(self._free.popleft())
         self._num_tokens[request_id] += num_tokens
