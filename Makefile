@@ -7,13 +7,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint docs serve-docs bench carry clean
+.PHONY: help demo test test-all lint docs serve-docs bench citations clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-demo: $(VENV)/.demo ## Install, fetch the default model, and watch v0.1 answer a question
-	$(BIN)/python -m v0_1_single_request "Why is the sky blue?" --max-tokens 128
+demo: $(VENV)/.demo ## Install, fetch the default model, and watch each milestone answer a question
+	@echo "v0.1: one slab per request"
+	@$(BIN)/python -m v0_1_single_request "Why is the sky blue?" --max-tokens 128
+	@echo; echo "v0.2: the same on blocks of 16 tokens, which are shown first"
+	@$(BIN)/python -m v0_2_block_manager "Why is the sky blue?" --max-tokens 128 --show-blocks
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
 	$(BIN)/python -m pytest
@@ -34,8 +37,12 @@ docs: $(VENV)/.docs ## Build the site into site/
 serve-docs: $(VENV)/.docs ## Look at the site on 127.0.0.1:8001
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
-bench: $(VENV)/.demo ## Measure v0.1 beside transformers (about two minutes)
+bench: $(VENV)/.demo ## Measure v0.1 beside transformers, and v0.2's blocks beside v0.1's slab (some minutes)
 	$(BIN)/python -m v0_1_single_request.bench
+	$(BIN)/python -m v0_2_block_manager.measure_blocks
+
+citations: $(VENV)/.demo ## Check what NOTES.md says of vLLM against its wheel (fetches 133 MB)
+	$(BIN)/python -m tools.citations
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache *.egg-info

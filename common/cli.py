@@ -61,8 +61,8 @@ def from_arguments(cls: type[T], namespace: argparse.Namespace) -> T:
 
 def read_prompt() -> str:
     """The prompt on standard input; raises `RequestError` where nobody is going to write one."""
-    prompt = "" if sys.stdin.isatty() else sys.stdin.read().strip()
-    if not prompt:
+    prompt = "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")  # other white space may be meant
+    if not prompt.strip():
         raise RequestError("There is no prompt: give one as an argument, or on standard input.")
     return prompt
 

@@ -7,6 +7,7 @@ activation, an unknown rope type. Changes in no milestone.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a Llama; sizes are counts of elements, `eos_token_ids` has the primary end token first."""
+    """The shape of a Llama; sizes are counts of elements.
+
+    `dtype` is what the checkpoint was stored in; `--dtype auto` goes by the device instead (`loading.select_dtype`).
+    """
 
     vocab_size: int
     hidden_size: int
@@ -64,43 +68,44 @@ class ModelConfig:
             ModelError: a file is missing or damaged, or describes what this engine does not compute.
         """
         config = _read_json(folder / "config.json")
-        _check_architecture(config, folder)
         generation_file = folder / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.exists() else {}
         try:
-            _check_sizes(config)
+            _check_architecture(config, folder)
             return cls._from_json(config, generation)
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'} has no {error}: the checkpoint is incomplete.") from None
         except ModelError:
             raise
         except (TypeError, ValueError, AttributeError) as error:
-            raise ModelError(f"{folder / 'config.json'} holds a value of a wrong type ({error}).") from None
+            raise ModelError(f"{folder / 'config.json'} holds a value that cannot be: {error}.") from None
 
     @classmethod
     def _from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
-        hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
-        num_kv_heads = config.get("num_key_value_heads") or num_heads
+        hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+        num_kv_heads = _size(config, "num_key_value_heads", num_heads)
+        # Not always hidden_size / num_heads: some checkpoints say otherwise, some say null.
+        head_dim = _size(config, "head_dim", hidden_size // num_heads)
         if num_heads % num_kv_heads:
             raise ModelError(f"config.json has {num_heads} heads, not a multiple of its {num_kv_heads} KV heads.")
-        # Both files may list end tokens, and neither list is complete in every checkpoint: all of them count. The
-        # primary one (whose stop_reason is null) is the first that generation_config.json names.
+        if head_dim % 2:
+            raise ModelError(f"config.json has a head_dim of {head_dim}, but rotary embedding needs pairs.")
+        # Both files may list end tokens, and neither list is complete in every checkpoint: all of them count.
         eos = dict.fromkeys([*_as_ids(generation.get("eos_token_id")), *_as_ids(config.get("eos_token_id"))])
         return cls(
-            vocab_size=config["vocab_size"],
+            vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
+            intermediate_size=_size(config, "intermediate_size"),
+            num_layers=_size(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            # Not always hidden_size / num_heads: some checkpoints say otherwise, some say null.
-            head_dim=config.get("head_dim") or hidden_size // num_heads,
-            max_position_embeddings=config.get("max_position_embeddings") or 2048,  # the format's own default
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            head_dim=head_dim,
+            max_position_embeddings=_size(config, "max_position_embeddings", 2048),  # the format's own default
+            rms_norm_eps=_positive(config, "rms_norm_eps", 1e-6),
             rope=_rope(config),
-            tie_word_embeddings=config.get("tie_word_embeddings", False),
-            attention_bias=config.get("attention_bias", False),
-            mlp_bias=config.get("mlp_bias", False),
+            tie_word_embeddings=_flag(config, "tie_word_embeddings"),
+            attention_bias=_flag(config, "attention_bias"),
+            mlp_bias=_flag(config, "mlp_bias"),
             eos_token_ids=tuple(eos),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         )
@@ -113,6 +118,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise ModelError(
             f"{file.parent} has no {file.name}: a model folder needs config.json, *.safetensors and tokenizer.json."
         ) from None
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} is not valid JSON ({error}): download it again.") from None
     if not isinstance(content, dict):
@@ -122,7 +129,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _check_architecture(config: dict[str, Any], folder: Path) -> None:
     found = config.get("model_type", "of no named type")
-    names = ", ".join(config.get("architectures") or [])
+    names = ", ".join(map(str, config.get("architectures") or []))
     if found != "llama":
         raise ModelError(
             f"{folder} holds a {found} model{f' ({names})' if names else ''}, but this engine serves Llama models "
@@ -131,20 +138,20 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{folder} uses the activation {config['hidden_act']!r}; this engine computes only 'silu'.")
     if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "an unnamed method")
+        quantization = config["quantization_config"]
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ModelError(f"{folder} is quantised ({method}), which is not supported: choose the unquantised model.")
-
-
-def _check_sizes(config: dict[str, Any]) -> None:
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        if type(config[name]) is not int or config[name] < 1:
-            raise TypeError(f"{name} is {config[name]!r}")
 
 
 def _rope(config: dict[str, Any]) -> RopeConfig:
     """Merge the two spellings: v5's `rope_parameters` holds theta and scaling, v4 keeps them apart."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    rope_type = parameters.get("rope_type") or parameters.get("type")
+    if rope_type is None and "factor" in parameters:
+        raise ModelError(
+            "config.json scales the rotary embedding without saying how: it has a factor, but no rope type."
+        )
+    rope_type = rope_type or "default"
     if rope_type not in ROPE_TYPES:
         raise ModelError(
             f"config.json asks for the rope type {rope_type!r}; this engine computes {', '.join(ROPE_TYPES)} only, "
@@ -152,23 +159,53 @@ def _rope(config: dict[str, Any]) -> RopeConfig:
         )
     if (parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ModelError("config.json asks for a partial rotary embedding, which this engine does not compute.")
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    theta = _positive(parameters, "rope_theta", _positive(config, "rope_theta", 10000.0))
     if rope_type == "default":
         return RopeConfig(theta)
     if rope_type == "linear":
-        return RopeConfig(theta, rope_type, float(parameters["factor"]))
+        return RopeConfig(theta, rope_type, _positive(parameters, "factor"))
+    low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
+    if low >= high:
+        raise ModelError(f"config.json has a low_freq_factor of {low}, not below its high_freq_factor of {high}.")
     return RopeConfig(
         theta,
         rope_type,
-        float(parameters["factor"]),
-        float(parameters["low_freq_factor"]),
-        float(parameters["high_freq_factor"]),
-        int(parameters["original_max_position_embeddings"]),
+        _positive(parameters, "factor"),
+        low,
+        high,
+        _size(parameters, "original_max_position_embeddings"),
     )
+
+
+def _size(values: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number above zero; absent or null is the default, and without one a `KeyError`."""
+    value = values.get(name)
+    if value is None and default is not None:
+        return default
+    if type(values[name]) is not int or values[name] < 1:
+        raise ValueError(f"{name} is {values[name]!r}")
+    return values[name]
+
+
+def _positive(values: dict[str, Any], name: str, default: float | None = None) -> float:
+    """A finite number above zero; absent or null is the default, and without one a `KeyError`."""
+    value = values.get(name)
+    if value is None and default is not None:
+        return default
+    if type(values[name]) not in (int, float) or not 0 < values[name] < math.inf:
+        raise ValueError(f"{name} is {values[name]!r}")
+    return float(values[name])
+
+
+def _flag(values: dict[str, Any], name: str) -> bool:
+    """True or false; absent or null is false."""
+    if values.get(name) not in (None, True, False):
+        raise ValueError(f"{name} is {values[name]!r}")
+    return bool(values.get(name))
 
 
 def _as_ids(value: int | list[int] | None) -> list[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token_id) is int for token_id in ids):
-        raise TypeError(f"eos_token_id is {value!r}")
+        raise ValueError(f"eos_token_id is {value!r}")
     return ids

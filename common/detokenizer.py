@@ -16,7 +16,7 @@ have none of this: each token adds its own, and Python's incremental UTF-8 decod
 import codecs
 from collections.abc import Sequence
 
-from common.sampling_params import SamplingParams
+from common.sampling_params import FinishReason, SamplingParams
 from common.tokenizer import Tokenizer
 
 
@@ -73,6 +73,19 @@ class Detokenizer:
             if not is_end or self._include_stop:
                 shown += self._show(self._new_text(token_id))
         return shown
+
+    def step(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[str, FinishReason | None]:
+        """What one step shows, and whether it ends the request.
+
+        Args:
+            token_ids: the new ones.
+            finish: how the last of them ends the request, by its id or by the length, if it does. A stop string in the
+                text comes first; if none does, what was held back is shown.
+        """
+        text = self.append(token_ids, ends_by_token=finish is not None and finish[0] == "stop")
+        if self.stop_reason is not None:
+            return text, ("stop", self.stop_reason)
+        return (text if finish is None else text + self.finish()), finish
 
     def finish(self) -> str:
         """What was held back, as the request ended by an end token or its length; `""` after a stop string."""

@@ -102,7 +102,7 @@ class Llama:
             kv_cache: stores this step's keys and values, and attends.
             rows: which of the `T` tokens are wanted, `[R]`; `None` wants all. The last layer's MLP is computed for
                 these alone: a prompt of 2,000 tokens needs one row of logits.
-            num_layers: stop after so many layers; `None` runs all.
+            num_layers: stop after so many layers, at least one; `None` runs all.
 
         Returns:
             Hidden states, `[R, hidden_size]` (`[T, hidden_size]` without `rows`).
@@ -110,6 +110,7 @@ class Llama:
         hidden = self.embed_tokens[token_ids]  # [T, hidden_size]
         cos, sin = rope_cos_sin(positions, self.inv_freq)
         layers = self.layers[:num_layers]
+        assert layers, "rows are picked within the last layer, so there must be one"
         for i, layer in enumerate(layers):
             x = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
             attended = self._attention(i, layer, x, cos, sin, kv_cache)

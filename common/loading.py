@@ -86,6 +86,6 @@ def context_length(max_model_len: int | None, model: Model, num_kv_tokens: int) 
     longest = model.config.max_position_embeddings
     if max_model_len is None:
         return min(longest, num_kv_tokens)
-    if not 1 < max_model_len <= longest:
-        raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {max_model_len}.")
+    if type(max_model_len) is not int or not 1 < max_model_len <= longest:
+        raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {max_model_len!r}.")
     return max_model_len

@@ -43,10 +43,11 @@ class RequestMetrics:
     kv_reserved_bytes: int = 0
     kv_used_bytes: int = 0
 
-    def token_generated(self) -> None:
-        """Read the clock: a token has been sampled, the first or the last so far."""
+    def record_step(self, kv_reserved_bytes: int, kv_used_bytes: int) -> None:
+        """Read the clock: a step has just given the request a token, its first or its last so far."""
         self.finished_time = time.perf_counter()
         self.first_token_time = self.first_token_time or self.finished_time
+        self.kv_reserved_bytes, self.kv_used_bytes = kv_reserved_bytes, kv_used_bytes
 
 
 @dataclass(slots=True)
@@ -66,6 +67,11 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def add_logprobs(self, entry: TokenLogprobs | None, token_text: Callable[[int], str]) -> None:
+        """Put the log-probabilities of this choice's one token in, if there are any."""
+        if entry is not None:
+            self.logprobs, self.cumulative_logprob = [entry.with_text(token_text)], entry.logprobs[0]
 
     def extend(self, delta: "CompletionOutput") -> None:
         """Append what a later step added to this choice."""

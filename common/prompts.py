@@ -35,6 +35,13 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)
 
 
+def as_conversations(messages: object) -> list[object]:
+    """One conversation or many, as a list; what is no list of lists is one, which `normalize_messages` may refuse."""
+    if isinstance(messages, list | tuple) and messages and all(isinstance(item, list | tuple) for item in messages):
+        return list(messages)
+    return [messages]
+
+
 def encode(prompt: Prompt, tokenizer: Encoder, vocab_size: int) -> list[int]:
     """Token ids of a prompt: text gets the model's special tokens (BOS, where it has one), ids get nothing added.
 
@@ -45,11 +52,12 @@ def encode(prompt: Prompt, tokenizer: Encoder, vocab_size: int) -> list[int]:
         token_ids = tokenizer.encode(prompt)
     elif isinstance(prompt, list | tuple) and all(type(item) is int for item in prompt):
         token_ids = list(prompt)
-        check_token_ids("prompt", token_ids, vocab_size)
     else:
         raise RequestError(f"A prompt must be text or a list of token ids, got {prompt!r:.80}.", param="prompt")
     if not token_ids:
         raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
+    # Text, too: a tokenizer may have added tokens for which the model has no embedding.
+    check_token_ids("prompt", token_ids, vocab_size)
     return token_ids
 
 

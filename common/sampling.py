@@ -46,13 +46,13 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
             _adjust(row, state)
     # max gives the greedy choice of every row, and carries a NaN along: a free check.
     top, greedy = logits.max(dim=-1)
-    if torch.isnan(top).any():
-        logger.warning("The model's logits hold NaN, the text will be garbled: try --dtype bfloat16 or float32.")
-    token_ids = greedy.tolist()
+    token_ids, is_finite = greedy.tolist(), top.isfinite().tolist()
+    if not all(is_finite):
+        logger.warning("The model's logits are not finite, the text may be garbled: try --dtype bfloat16 or float32.")
     plain: list[int] = []
     filtered: list[int] = []
     for i, state in enumerate(states):
-        if not state.params.is_greedy:
+        if not state.params.is_greedy and is_finite[i]:  # no distribution can be made of what is not finite
             (filtered if _filters(state.params) else plain).append(i)
     for rows, choose in ((plain, _sample_plain), (filtered, _sample_filtered)):
         if rows:

@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import RequestError
 
+FinishReason = tuple[str, int | str | None]  # finish_reason and stop_reason, as CompletionOutput has them
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit for top_logprobs
 MAX_N = 128  # OpenAI's limit; every choice takes memory of its own
 GREEDY_BELOW = 1e-5  # temperatures below it are 0: dividing by them would say nothing but argmax
@@ -34,7 +35,7 @@ class SamplingParams:
         default=0.0, metadata={"help": "keep tokens at least this likely, relative to the likeliest one"}
     )
     max_tokens: int | None = field(
-        default=16, metadata={"help": "most tokens to generate; unset in a chat: the rest of the context"}
+        default=16, metadata={"help": "most tokens to generate; they must fit into the context"}
     )
     min_tokens: int = field(default=0, metadata={"help": "no end of any kind before this many tokens"})
     stop: str | Sequence[str] | None = field(default=(), metadata={"help": "end before this text (may be repeated)"})
@@ -53,9 +54,7 @@ class SamplingParams:
         default=1.0, metadata={"help": "over 1 makes tokens of the prompt and the output less likely"}
     )
     logit_bias: Mapping[int, float] | None = None
-    logprobs: int | None = field(
-        default=None, metadata={"help": "report log-probabilities, with this many alternatives (0 to 20)"}
-    )
+    logprobs: int | None = None  # no flag: a command line prints text
     include_stop_str_in_output: bool = field(
         default=False, metadata={"help": "keep the stop string or end token in the text"}
     )
@@ -123,7 +122,7 @@ class SamplingState:
             ends[eos_token_ids[0]] = None
         return cls(params, seed, prompt_token_ids, [], ends)
 
-    def finish_reason(self, max_model_len: int) -> tuple[str, int | None] | None:
+    def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """`(finish_reason, stop_reason)` if the last output token ends the request, else `None`.
 
         The last position of the context is usable: a request ends once prompt and output fill `max_model_len`.

@@ -9,8 +9,6 @@ absent matrix still writes fluent nonsense. Changes in no milestone.
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +49,10 @@ def resolve(model: str | Path | None) -> Path:
     """
     if model is None:
         return _gguf_folder(_default_gguf())
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError:  # a home folder of nobody
+        raise ModelError(f"There is no folder {model}: check the path given as --model.") from None
     if path.is_dir():
         return path
     if path.suffix == ".gguf":
@@ -84,21 +85,21 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
     _check_names(folder, set(files), set(shapes), config)
     plan = _fusion_plan(config)
     weights: dict[str, Tensor] = {}
-    with _open_all(set(files.values())) as shards:
-        for name, sources in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None, delay=1.0):
-            rows = sum(shapes[source][0] for source in sources)
-            target = torch.empty((rows, *shapes[sources[0]][1:]), dtype=dtype, device=device)
-            start = 0
-            for source in sources:
-                tensor = shards[files[source]].get_tensor(source)  # memory-mapped: no copy of its own
-                if tuple(tensor.shape) != shapes[source]:
-                    raise ModelError(
-                        f"{source} in {files[source]} has the shape {tuple(tensor.shape)}, but config.json implies "
-                        f"{shapes[source]}: the two do not belong together."
-                    )
-                target[start : start + tensor.shape[0]].copy_(tensor)
-                start += tensor.shape[0]
-            weights[name] = target
+    shards = _open_all(set(files.values()))
+    for name, sources in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None, delay=1.0):
+        rows = sum(shapes[source][0] for source in sources)
+        target = torch.empty((rows, *shapes[sources[0]][1:]), dtype=dtype, device=device)
+        start = 0
+        for source in sources:
+            tensor = shards[files[source]].get_tensor(source)  # memory-mapped: no copy of its own
+            if tuple(tensor.shape) != shapes[source]:
+                raise ModelError(
+                    f"{source} in {files[source]} has the shape {tuple(tensor.shape)}, but config.json implies "
+                    f"{shapes[source]}: the two do not belong together."
+                )
+            target[start : start + tensor.shape[0]].copy_(tensor)
+            start += tensor.shape[0]
+        weights[name] = target
     if config.tie_word_embeddings:
         weights["lm_head"] = weights["embed_tokens"]
     return weights
@@ -153,8 +154,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     """Which file holds which tensor. A single model.safetensors wins over an index, as in transformers."""
     single, index_file = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
-        with _open_all({single}) as shards:
-            return dict.fromkeys(shards[single].keys(), single)
+        return dict.fromkeys(_open_all({single})[single].keys(), single)
     if not index_file.exists():
         pickled = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pth"))
         hint = f"; {pickled[0].name} is a pickle, which can run code and is never loaded" if pickled else ""
@@ -167,9 +167,9 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     absent = sorted(file.name for file in shard_files if not file.exists())
     if absent:
         raise ModelError(f"{folder} lacks {_list(absent)}, named in {index_file.name}: download the missing shards.")
-    with _open_all(shard_files) as shards:
-        # What the shards hold counts, not what the index says they hold.
-        return {name: file for file in sorted(shard_files) for name in shards[file].keys()}  # noqa: SIM118
+    shards = _open_all(shard_files)
+    # What the shards hold counts, not what the index says they hold.
+    return {name: file for file in sorted(shard_files) for name in shards[file].keys()}  # noqa: SIM118
 
 
 def _check_names(folder: Path, found: set[str], expected: set[str], config: ModelConfig) -> None:
@@ -187,8 +187,8 @@ def _check_names(folder: Path, found: set[str], expected: set[str], config: Mode
         )
 
 
-@contextmanager
-def _open_all(files: set[Path]) -> "Iterator[dict[Path, safe_open]]":
+def _open_all(files: set[Path]) -> "dict[Path, safe_open]":
+    """Map the files into memory; a mapping ends with the last tensor that was taken from it."""
     from safetensors import SafetensorError, safe_open
 
     shards = {}
@@ -197,7 +197,7 @@ def _open_all(files: set[Path]) -> "Iterator[dict[Path, safe_open]]":
             shards[file] = safe_open(file, framework="pt")
         except SafetensorError as error:
             raise ModelError(f"{file} is truncated or damaged ({error}): download it again.") from None
-    yield shards
+    return shards
 
 
 def _list(names: list[str]) -> str:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from common.weights import resolve
 from tests.kit.checkpoints import tiny_llama
@@ -26,6 +27,10 @@ from tools.ledger import load_ledger
 ROOT = Path(__file__).parent.parent
 ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what goes to the engine, not to SCRIPT
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
+
+# The same examples each time, and no deadline: CI machines are slow at times.
+settings.register_profile("repository", derandomize=True, deadline=None)
+settings.load_profile("repository")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
 

@@ -20,7 +20,19 @@ import grimp
 
 HEAVY = ("torch", "transformers")  # seconds to import, and no business of a policy
 POLICY_MODULES = ("block_manager", "request", "scheduler", "engine", "engine_args")  # in a milestone
-TORCH_FREE_COMMON = ("errors", "sampling_params", "outputs", "chat", "cli")
+TORCH_FREE_COMMON = (
+    "errors",
+    "sampling_params",
+    "outputs",
+    "prompts",
+    "chat",
+    "cli",
+    "units",
+    "recipe",
+    "gguf_config",
+    "gguf_file",
+    "gguf_tokenizer",
+)
 
 # Runs in an interpreter of its own; argv: the heavy modules, then the modules to import, both as JSON.
 _LOAD = """

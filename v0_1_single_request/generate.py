@@ -45,21 +45,22 @@ def _generate(args: argparse.Namespace) -> None:
     from .llm import LLM
 
     console = Console(stderr=True, highlight=False)
-    with console.status("Loading the model..."):
-        llm = LLM(**dataclasses.asdict(engine_args))
+    console.print("Loading the model...", style="dim")  # no spinner: it would fight with the loaders' progress bars
+    llm = LLM(**dataclasses.asdict(engine_args))
     console.print(f"{llm.model.dtype} on {llm.model.device}, max_model_len {llm.max_model_len}", style="dim")
-    outputs = []
+    rows = []
     for prompt in prompts:
         if len(prompts) > 1:
             console.print(f"> {prompt}", style="bold", markup=False)
         inputs = prompt if args.raw else llm.tokenizer.chat_token_ids([{"role": "user", "content": prompt}])
-        outputs.append(_print_stream(llm.stream(inputs, params)))
-    console.print(_table(outputs))
+        rows.append(_print_stream(llm.stream(inputs, params)))
+    console.print(_table(rows))
 
 
-def _print_stream(stream: Iterator[RequestOutput]) -> tuple[RequestOutput, int]:
-    """Print the deltas as they come; returns the last one, and the number of tokens of all."""
+def _print_stream(stream: Iterator[RequestOutput]) -> list[str]:
+    """Print the deltas as they come; returns the request's row of the closing table."""
     num_tokens, choice = 0, 0
+    reasons = []
     for output in stream:
         delta = output.outputs[0]
         if delta.index != choice:
@@ -67,28 +68,32 @@ def _print_stream(stream: Iterator[RequestOutput]) -> tuple[RequestOutput, int]:
             print(f"\n--- choice {choice} ---")
         print(delta.text, end="", flush=True)
         num_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            reasons.append(delta.finish_reason)
     print(flush=True)
-    return output, num_tokens
+    metrics = output.metrics
+    rate = (num_tokens - 1) / (metrics.finished_time - metrics.first_token_time) if num_tokens > 1 else 0.0
+    return [
+        str(len(output.prompt_token_ids)),
+        str(num_tokens),
+        ", ".join(dict.fromkeys(reasons)),
+        f"{metrics.first_token_time - metrics.arrival_time:.2f} s",
+        f"{rate:,.{1 if rate < 1000 else 0}f} tok/s" if rate else "-",
+        format_bytes(metrics.kv_reserved_bytes),
+        f"{format_bytes(metrics.kv_used_bytes)} ({metrics.kv_used_bytes / metrics.kv_reserved_bytes:.1%})",
+    ]
 
 
-def _table(outputs: list[tuple[RequestOutput, int]]) -> "Table":
+def _table(rows: list[list[str]]) -> "Table":
+    """One row a request: tokens of the prompt and the output, time to first token, decode rate, memory. 80 columns."""
+    from rich import box
     from rich.table import Table
 
-    table = Table()
-    for title in ("prompt tokens", "generated", "ended by", "first token", "decode", "KV reserved", "KV used"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("prompt", "output", "ended by", "TTFT", "decode", "KV reserved", "KV used"):
         table.add_column(title, justify="right")
-    for output, num_tokens in outputs:
-        metrics = output.metrics
-        decode_time = metrics.finished_time - metrics.first_token_time
-        table.add_row(
-            str(len(output.prompt_token_ids)),
-            str(num_tokens),
-            str(output.outputs[0].finish_reason),
-            f"{metrics.first_token_time - metrics.arrival_time:.2f} s",
-            f"{(num_tokens - 1) / decode_time:.1f} tok/s" if num_tokens > 1 else "-",
-            format_bytes(metrics.kv_reserved_bytes),
-            f"{format_bytes(metrics.kv_used_bytes)} ({metrics.kv_used_bytes / metrics.kv_reserved_bytes:.1%})",
-        )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -55,7 +55,7 @@ class KVCache:
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory taken, whether used or not."""
+        """Memory reserved for this request, whether used or not."""
         return self.kv.nbytes
 
     @property

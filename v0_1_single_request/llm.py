@@ -25,14 +25,13 @@ from common.llama import Model
 from common.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from common.prompts import Prompt
 from common.sampling import SamplerOutput, sample
-from common.sampling_params import SamplingParams, SamplingState, check_request
+from common.sampling_params import FinishReason, SamplingParams, SamplingState, check_request
 from common.tokenizer import Tokenizer
 
 from .engine_args import EngineArgs
 from .kv_cache import KVCache
 
 Messages = Sequence[dict[str, Any]]
-Finish = tuple[str, int | str | None]  # finish_reason and stop_reason
 MAX_SLAB_BYTES = 2**30  # unless max_model_len is given, the context ends where its slab would pass 1 GiB
 
 
@@ -87,7 +86,7 @@ class LLM:
         """
         inputs = prompt_forms.as_list(prompts)
         params = prompt_forms.params_for_each(sampling_params, len(inputs))
-        return self._serve([self._add(*pair) for pair in zip(inputs, params, strict=True)], use_tqdm)
+        return self._serve(self._requests(inputs, params), use_tqdm)
 
     def chat(
         self,
@@ -99,13 +98,13 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template; raises as `generate` does."""
-        conversations = [messages] if not messages or isinstance(messages[0], dict) else messages
+        conversations = prompt_forms.as_conversations(messages)
         params = prompt_forms.params_for_each(sampling_params, len(conversations))
         token_ids = [
             self.tokenizer.chat_token_ids(conversation, add_generation_prompt, continue_final_message)
             for conversation in conversations
         ]
-        return self._serve([self._add(*pair) for pair in zip(token_ids, params, strict=True)], use_tqdm)
+        return self._serve(self._requests(token_ids, params), use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, as it is written: every output holds only what its step added (a delta).
@@ -115,17 +114,22 @@ class LLM:
         Raises:
             RequestError: at once, not at the first step.
         """
-        return self._run(self._add(prompt, sampling_params or SamplingParams()))
+        [request] = self._requests([prompt], prompt_forms.params_for_each(sampling_params, 1))
+        return self._run(request)
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """Check a request and give it what it lacks; nothing is computed yet."""
+    def _requests(self, prompts: Sequence[Prompt], all_params: Sequence[SamplingParams]) -> list[Request]:
+        """Check all prompts, and only then make requests of them: one that is refused changes nothing."""
         arrival_time = time.perf_counter()
-        token_ids = prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size)
-        check_request(len(token_ids), params, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
-        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        self._num_requests += 1
-        text = prompt if isinstance(prompt, str) else None
-        return Request(str(self._num_requests - 1), text, token_ids, params, seed, arrival_time)
+        token_ids = [prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size) for prompt in prompts]
+        for ids, params in zip(token_ids, all_params, strict=True):
+            check_request(len(ids), params, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+        requests = []
+        for prompt, ids, params in zip(prompts, token_ids, all_params, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+            requests.append(Request(str(self._num_requests), text, ids, params, seed, arrival_time))
+            self._num_requests += 1
+        return requests
 
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests one after the other, and put the deltas of each together."""
@@ -159,29 +163,17 @@ class LLM:
         config, device, dtype = self.model.config, self.model.device, self.model.dtype
         kv_cache = KVCache(config, self.max_model_len, device, dtype, self.attention)
         new_token_ids = request.prompt_token_ids  # what the model has not seen: first the prompt, then one token
-        finish: Finish | None = None
+        finish: FinishReason | None = None
         while finish is None:
             sampled = self._step(kv_cache, new_token_ids, state)
             new_token_ids = sampled.token_ids
             state.output_token_ids += new_token_ids
-            finish = state.finish_reason(self.max_model_len)
-            text = detokenizer.append(new_token_ids, ends_by_token=finish is not None and finish[0] == "stop")
-            if detokenizer.stop_reason is not None:
-                finish = ("stop", detokenizer.stop_reason)
-            elif finish is not None:
-                text += detokenizer.finish()  # what might have become a stop string did not
-            metrics.token_generated()
-            metrics.kv_reserved_bytes, metrics.kv_used_bytes = kv_cache.reserved_bytes, kv_cache.used_bytes
-            yield self._delta(index, text, sampled, finish)
-
-    def _delta(self, index: int, text: str, sampled: SamplerOutput, finish: Finish | None) -> CompletionOutput:
-        """What one step added to a choice."""
-        delta = CompletionOutput(index, text, sampled.token_ids)
-        delta.finish_reason, delta.stop_reason = finish or (None, None)
-        if sampled.logprobs[0] is not None:
-            delta.logprobs = [sampled.logprobs[0].with_text(self.tokenizer.token_text)]
-            delta.cumulative_logprob = sampled.logprobs[0].logprobs[0]
-        return delta
+            text, finish = detokenizer.step(new_token_ids, state.finish_reason(self.max_model_len))
+            metrics.record_step(kv_cache.reserved_bytes, kv_cache.used_bytes)
+            delta = CompletionOutput(index, text, new_token_ids)
+            delta.finish_reason, delta.stop_reason = finish or (None, None)
+            delta.add_logprobs(sampled.logprobs[0], self.tokenizer.token_text)
+            yield delta
 
     @torch.inference_mode()
     def _step(self, kv_cache: KVCache, token_ids: list[int], state: SamplingState) -> SamplerOutput:

@@ -28,7 +28,7 @@ from common.llama import Model
 from common.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from common.prompts import Prompt
 from common.sampling import SamplerOutput, sample
-from common.sampling_params import SamplingParams, SamplingState, check_request
+from common.sampling_params import FinishReason, SamplingParams, SamplingState, check_request
 from common.tokenizer import Tokenizer
 
 from .block_manager import BlockManager
@@ -39,7 +39,6 @@ from .memory import pool_size
 logger = logging.getLogger(__name__)
 
 Messages = Sequence[dict[str, Any]]
-Finish = tuple[str, int | str | None]  # finish_reason and stop_reason
 POOL_FULL = "The KV pool has no free block left: other streams are still open, so read them to the end or close them."
 
 
@@ -110,7 +109,7 @@ class LLM:
         """
         inputs = prompt_forms.as_list(prompts)
         params = prompt_forms.params_for_each(sampling_params, len(inputs))
-        return self._serve([self._add(*pair) for pair in zip(inputs, params, strict=True)], use_tqdm)
+        return self._serve(self._requests(inputs, params), use_tqdm)
 
     def chat(
         self,
@@ -122,13 +121,13 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template; raises as `generate` does."""
-        conversations = [messages] if not messages or isinstance(messages[0], dict) else messages
+        conversations = prompt_forms.as_conversations(messages)
         params = prompt_forms.params_for_each(sampling_params, len(conversations))
         token_ids = [
             self.tokenizer.chat_token_ids(conversation, add_generation_prompt, continue_final_message)
             for conversation in conversations
         ]
-        return self._serve([self._add(*pair) for pair in zip(token_ids, params, strict=True)], use_tqdm)
+        return self._serve(self._requests(token_ids, params), use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, as it is written: every output holds only what its step added (a delta).
@@ -138,23 +137,28 @@ class LLM:
         Raises:
             RequestError: at once, not at the first step.
         """
-        return self._run(self._add(prompt, sampling_params or SamplingParams()))
+        [request] = self._requests([prompt], prompt_forms.params_for_each(sampling_params, 1))
+        return self._run(request)
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """Check a request and give it what it lacks; nothing is computed yet."""
+    def _requests(self, prompts: Sequence[Prompt], all_params: Sequence[SamplingParams]) -> list[Request]:
+        """Check all prompts, and only then make requests of them: one that is refused changes nothing."""
         arrival_time = time.perf_counter()
-        token_ids = prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size)
-        check_request(
-            len(token_ids),
-            params,
-            vocab_size=self.vocab_size,
-            max_model_len=self.max_model_len,
-            num_kv_tokens=self.pool.num_tokens,
-        )
-        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        self._num_requests += 1
-        text = prompt if isinstance(prompt, str) else None
-        return Request(str(self._num_requests - 1), text, token_ids, params, seed, arrival_time)
+        token_ids = [prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size) for prompt in prompts]
+        for ids, params in zip(token_ids, all_params, strict=True):
+            check_request(
+                len(ids),
+                params,
+                vocab_size=self.vocab_size,
+                max_model_len=self.max_model_len,
+                num_kv_tokens=self.pool.num_tokens,
+            )
+        requests = []
+        for prompt, ids, params in zip(prompts, token_ids, all_params, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+            requests.append(Request(str(self._num_requests), text, ids, params, seed, arrival_time))
+            self._num_requests += 1
+        return requests
 
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests one after the other, and put the deltas of each together."""
@@ -193,40 +197,28 @@ class LLM:
         state = SamplingState.create(params, request.prompt_token_ids, self.eos_token_ids, seed=request.seed + index)
         detokenizer = Detokenizer(self.tokenizer, request.prompt_token_ids, params)
         new_token_ids = request.prompt_token_ids  # what the model has not seen: first the prompt, then one token
-        finish: Finish | None = None
+        finish: FinishReason | None = None
         while finish is None:
             sampled = self._step(blocks.block_table(request.request_id), new_token_ids, state)
             new_token_ids = sampled.token_ids
             state.output_token_ids += new_token_ids
-            finish = state.finish_reason(self.max_request_len)
-            text = detokenizer.append(new_token_ids, ends_by_token=finish is not None and finish[0] == "stop")
-            if detokenizer.stop_reason is not None:
-                finish = ("stop", detokenizer.stop_reason)
-            elif finish is not None:
-                text += detokenizer.finish()  # what might have become a stop string did not
-            metrics.token_generated()
-            self._measure_kv(request.request_id, metrics)
-            yield self._delta(index, text, sampled, finish)
+            text, finish = detokenizer.step(new_token_ids, state.finish_reason(self.max_request_len))
+            metrics.record_step(*self._kv_bytes(request.request_id))
+            delta = CompletionOutput(index, text, new_token_ids)
+            delta.finish_reason, delta.stop_reason = finish or (None, None)
+            delta.add_logprobs(sampled.logprobs[0], self.tokenizer.token_text)
+            yield delta
             if finish is None:
                 # The token just sampled is computed next, and needs a slot; a request's last token never does.
                 if not blocks.can_append(request.request_id):
                     raise RequestError(POOL_FULL)
                 blocks.append(request.request_id)
 
-    def _delta(self, index: int, text: str, sampled: SamplerOutput, finish: Finish | None) -> CompletionOutput:
-        """What one step added to a choice."""
-        delta = CompletionOutput(index, text, sampled.token_ids)
-        delta.finish_reason, delta.stop_reason = finish or (None, None)
-        if sampled.logprobs[0] is not None:
-            delta.logprobs = [sampled.logprobs[0].with_text(self.tokenizer.token_text)]
-            delta.cumulative_logprob = sampled.logprobs[0].logprobs[0]
-        return delta
-
-    def _measure_kv(self, request_id: str, metrics: RequestMetrics) -> None:
-        bytes_per_block = self.kv_cache.bytes_per_block
-        metrics.kv_reserved_bytes = len(self.block_manager.block_table(request_id)) * bytes_per_block
-        num_tokens = self.block_manager.num_tokens(request_id)
-        metrics.kv_used_bytes = num_tokens * bytes_per_block // self.block_manager.block_size
+    def _kv_bytes(self, request_id: str) -> tuple[int, int]:
+        """Bytes that a request has reserved (its blocks), and that hold the K and V of a token."""
+        manager, bytes_per_block = self.block_manager, self.kv_cache.bytes_per_block
+        used = manager.num_tokens(request_id) * bytes_per_block // manager.block_size
+        return len(manager.block_table(request_id)) * bytes_per_block, used
 
     @torch.inference_mode()
     def _step(self, block_table: list[int], token_ids: list[int], state: SamplingState) -> SamplerOutput:

@@ -122,7 +122,7 @@ def test_sampling_params_come_from_flags_and_are_checked() -> None:
 
     assert made() == SamplingParams(temperature=0.0, max_tokens=256)
     argv = ["--temperature", "0.7", "--top-k", "-1", "--stop", "a", "--stop-token-ids", "3", "--stop-token-ids", "4"]
-    assert made(*argv, "--ignore-eos", "--no-skip-special-tokens", "--logprobs", "0") == SamplingParams(
+    assert made(*argv, "--ignore-eos", "--no-skip-special-tokens") == SamplingParams(
         temperature=0.7,
         top_k=-1,
         max_tokens=256,
@@ -130,7 +130,6 @@ def test_sampling_params_come_from_flags_and_are_checked() -> None:
         stop_token_ids=(3, 4),
         ignore_eos=True,
         skip_special_tokens=False,
-        logprobs=0,
     )
     with pytest.raises(RequestError, match="at most 2, got 3"):
         made("--temperature", "3")
@@ -222,9 +221,9 @@ class Terminal(io.StringIO):
         raise AssertionError("this would wait for ever")
 
 
-def test_the_prompt_is_read_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_is_read_from_a_pipe_as_it_is_but_for_the_last_newline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("  Why is\nthe sky blue?\n\n"))
-    assert cli.read_prompt() == "Why is\nthe sky blue?"
+    assert cli.read_prompt() == "  Why is\nthe sky blue?\n"
 
 
 @pytest.mark.parametrize("stdin", [Terminal(), io.StringIO(""), io.StringIO(" \n")])

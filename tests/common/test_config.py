@@ -221,7 +221,7 @@ def test_kv_heads_have_to_divide_the_heads(tmp_path: Path) -> None:
         (0, 0, (0,)),
     ],
 )
-def test_eos_1_end_tokens_of_both_files_count_and_the_generation_configs_first_is_the_primary(
+def test_eos_1_end_tokens_of_both_files_count_and_none_twice(
     in_config: Any, in_generation: Any, ids: tuple[int, ...], tmp_path: Path
 ) -> None:
     generation = None if in_generation is None else {} if in_generation == {} else {"eos_token_id": in_generation}
@@ -331,7 +331,33 @@ def test_a_folder_without_config_says_what_a_model_folder_needs(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rope_scaling": "linear"}, {"hidden_size": "big"}, {"num_attention_heads": None}, {"eos_token_id": "x"}],
+    [
+        {"rope_scaling": "linear"},
+        {"hidden_size": "big"},
+        {"num_attention_heads": None},
+        {"eos_token_id": "x"},
+        {"architectures": 5},
+        {"quantization_config": "awq"},
+        {"head_dim": -1},
+        {"head_dim": 15},
+        {"head_dim": "16"},
+        {"num_key_value_heads": -2},
+        {"max_position_embeddings": "big"},
+        {"rms_norm_eps": "x"},
+        {"rms_norm_eps": 0},
+        {"tie_word_embeddings": "false"},
+        {"rope_theta": -1},
+        {"rope_scaling": {"factor": 4.0}},
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        {"rope_scaling": LLAMA_3_1 | {"low_freq_factor": 4.0}},
+    ],
 )
-def test_a_value_of_a_wrong_type_is_told_without_a_traceback(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert "config.json" in refusal(tmp_path, **changes)
+def test_a_value_that_cannot_be_is_told_without_a_traceback(changes: dict[str, Any], tmp_path: Path) -> None:
+    message = refusal(tmp_path, **changes)
+    assert "config.json" in message or "quantised (awq)" in message
+
+
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: Is a directory"):
+        ModelConfig.from_folder(tmp_path)

@@ -100,7 +100,7 @@ def test_every_layers_output_and_the_logits_equal_transformers(variant, name, le
     token_ids = torch.randint(0, 259, (length,))
     theirs = hf(token_ids[None], output_hidden_states=True)
     positions = torch.arange(length)
-    for num_layers in range(ours.config.num_layers):
+    for num_layers in range(1, ours.config.num_layers):
         hidden = ours.forward(token_ids, positions, OneShotCache([length]), num_layers=num_layers)
         # Ours ends with the final norm wherever it stops; transformers' inner layers do not.
         close(hidden, hf.model.norm(theirs.hidden_states[num_layers][0]))

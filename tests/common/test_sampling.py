@@ -586,7 +586,13 @@ def test_lgp_2_a_row_of_nan_neither_crashes_nor_disturbs_its_neighbours(caplog: 
             entry = output.logprobs[3]
             assert entry is not None
             assert math.isnan(entry.logprobs[0])
-            assert "NaN" in caplog.text
+            assert "not finite" in caplog.text
+
+
+def test_a_row_with_an_infinite_logit_takes_it_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    for params in ({"temperature": 0}, {}, {"top_p": 0.9}):
+        assert tokens(rows([0.0, INF, 1.0]), [state(**params)]) == [1]
+    assert "not finite" in caplog.text
 
 
 def test_healthy_logits_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,11 @@ def test_eos_1_every_listed_end_token_stops_and_only_the_first_has_no_stop_reaso
         assert (whole.text, whole.finish_reason, whole.stop_reason) == ("A", "stop", reason)
 
 
+def test_eos_1_the_tokenizers_end_token_is_the_primary_one_wherever_the_model_lists_it(script_llm):
+    llm = script_llm([65, EOS], eos_token_ids=(EOT, EOS))
+    assert answer(llm, greedy()).stop_reason is None
+
+
 def test_stp_1_no_character_of_a_stop_string_over_several_tokens_is_shown(script_llm):
     llm = script_llm([*b"xyDEFGHIJ", 33])
     deltas = [output.outputs[0].text for output in llm.stream("Hi", greedy(stop="DEFGHIJ"))]

@@ -64,6 +64,23 @@ def test_api_10_an_empty_text_is_the_bos_where_the_tokenizer_adds_one(milestone)
     assert output.prompt_token_ids == [BOS]
 
 
+def test_a_refused_batch_leaves_the_engines_seeds_and_ids_as_they_were(milestone, tiny):
+    sampled = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    untouched, refused = milestone.LLM(tiny.folder, seed=1), milestone.LLM(tiny.folder, seed=1)
+    with pytest.raises(RequestError):
+        refused.generate(["good", [-1]], sampled)
+    [expected], [output] = untouched.generate(["Hi"], sampled), refused.generate(["Hi"], sampled)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert output.request_id == expected.request_id
+
+
+def test_text_whose_tokens_the_model_has_no_embedding_for_is_refused(milestone):
+    # BYTE-TOK's <eot> is 258: an added token that the embedding was not enlarged for.
+    llm = milestone.LLM(ScriptModel([65], prompt_len=3, vocab_size=257), tokenizer=byte_tokenizer())
+    with pytest.raises(RequestError, match="258, which is out of vocabulary"):
+        llm.generate("a<eot>b", SHORT)
+
+
 def test_one_bad_prompt_is_told_before_any_other_has_run(milestone):
     model = ScriptModel([65, 66, 67], prompt_len=2)
     llm = milestone.LLM(model, tokenizer=byte_tokenizer())
@@ -86,6 +103,8 @@ def test_api_9_ids_outside_the_vocabulary_are_refused_in_parameters_too(load, ti
 def test_stream_refuses_at_the_call_not_at_the_first_step(load, tiny):
     with pytest.raises(RequestError, match="out of vocabulary"):
         load(tiny.folder).stream([-1], SHORT)
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        load(tiny.folder).stream("Hi", {"max_tokens": 1})
 
 
 def test_a_stream_that_is_left_early_disturbs_nothing(load, tiny):
@@ -117,9 +136,10 @@ def test_tpl_2_a_model_without_a_template_refuses_chats_and_completes_text(miles
     assert llm.generate("Hi", SHORT)[0].outputs[0].text == "AAA"
 
 
-def test_tpl_8_a_chat_without_messages_is_refused(load, tiny):
+@pytest.mark.parametrize("messages", [[], {"role": "user", "content": "Hi"}, "hello", 5, None, [[]], ["hello"]])
+def test_tpl_8_a_chat_without_messages_is_refused(load, tiny, messages):
     with pytest.raises(RequestError) as error:
-        load(tiny.folder).chat([])
+        load(tiny.folder).chat(messages)
     assert error.value.param == "messages"
 
 
@@ -127,6 +147,8 @@ def test_engine_arguments_that_cannot_be_are_refused(milestone, tiny):
     for arguments, message in (
         ({"max_model_len": 1000}, "own 512, got 1000"),
         ({"max_model_len": 1}, "must be from 2"),
+        ({"max_model_len": "64"}, "must be from 2 .* got '64'"),
+        ({"max_model_len": 64.5}, "must be from 2"),
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"dtype": "int8"}, "no dtype 'int8'"),
         ({"attention_backend": "magic"}, "no attention back end 'magic'"),
@@ -137,6 +159,11 @@ def test_engine_arguments_that_cannot_be_are_refused(milestone, tiny):
         milestone.LLM(ScriptModel([65], prompt_len=1))
     with pytest.raises(TypeError):
         milestone.LLM(tiny.folder, no_such_flag=1)
+
+
+def test_a_tokenizer_that_is_passed_replaces_the_folders(milestone, tiny):
+    llm = milestone.LLM(tiny.folder, tokenizer=byte_tokenizer(add_bos=True))
+    assert llm.generate("Hi", SHORT)[0].prompt_token_ids == [BOS, 72, 105]
 
 
 def test_bfloat16_runs_and_begins_like_float32(milestone, tiny):

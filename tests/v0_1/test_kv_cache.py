@@ -6,7 +6,9 @@ import torch
 from common.attention import sdpa
 from tests.conftest import ROOT
 from tests.kit.lines import lines_of_code
-from tests.kit.models import SCRIPT_CONFIG
+from tests.kit.models import SCRIPT_CONFIG, ScriptModel
+from tests.kit.tokenizers import byte_tokenizer
+from v0_1_single_request import LLM
 from v0_1_single_request.kv_cache import KVCache
 
 CPU = torch.device("cpu")
@@ -43,6 +45,14 @@ def test_the_slab_can_be_filled_and_not_passed():
     kv_cache.begin_step(4)
     with pytest.raises(AssertionError, match="longer than the slab"):
         kv_cache.begin_step(1)
+
+
+def test_the_context_unset_ends_where_its_slab_would_pass_1_gib():
+    # 2 * 30 * 3 * 64 elements of 4 bytes: 45 KiB a token, so 23,301 tokens in 1 GiB.
+    shape = {"num_layers": 30, "num_kv_heads": 3, "head_dim": 64}
+    for trained, length in ((8192, 8192), (131072, 23301)):
+        model = ScriptModel([65], prompt_len=1, max_position_embeddings=trained, **shape)
+        assert LLM(model, tokenizer=byte_tokenizer()).max_model_len == length
 
 
 def test_the_engines_files_stay_under_200_lines_of_code():

