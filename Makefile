@@ -38,14 +38,14 @@ serve-docs: $(VENV)/.docs ## Look at the site on 127.0.0.1:8001
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 bench: $(VENV)/.demo ## Measure v0.1 beside transformers, and v0.2's blocks beside v0.1's slab (some minutes)
-	$(BIN)/python -m v0_1_single_request.bench
-	$(BIN)/python -m v0_2_block_manager.measure_blocks
+	$(BIN)/python -m v0_1_single_request.bench --out build/bench.json
+	$(BIN)/python -m v0_2_block_manager.measure_blocks --out build/blocks.json
 
 citations: $(VENV)/.demo ## Check what NOTES.md says of vLLM against its wheel (fetches 133 MB)
 	$(BIN)/python -m tools.citations
 
-clean: ## Remove what the other targets made
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache *.egg-info
+clean: ## Remove what the other targets made here (the converted model stays in ~/.cache/mini-vllm)
+	rm -rf $(VENV) site build .hypothesis .pytest_cache .mypy_cache .ruff_cache *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

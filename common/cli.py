@@ -7,6 +7,9 @@ without a help text gets no flag. So a flag, its default, its type and its docum
 
 import argparse
 import dataclasses
+import io
+import logging
+import os
 import sys
 import types
 import typing
@@ -60,8 +63,17 @@ def from_arguments(cls: type[T], namespace: argparse.Namespace) -> T:
 
 
 def read_prompt() -> str:
-    """The prompt on standard input; raises `RequestError` where nobody is going to write one."""
-    prompt = "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")  # other white space may be meant
+    """The prompt on standard input, as it is but for the last newline.
+
+    Raises:
+        RequestError: it is not UTF-8, or nobody is going to write one.
+    """
+    try:
+        prompt = "" if sys.stdin.isatty() else sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"Standard input is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}."
+        ) from None
     if not prompt.strip():
         raise RequestError("There is no prompt: give one as an argument, or on standard input.")
     return prompt
@@ -70,20 +82,30 @@ def read_prompt() -> str:
 def run(main: Callable[[], None]) -> int:
     """Call `main`; turn what the caller can put right into one sentence on stderr, and Ctrl-C into a quiet end.
 
+    What the loaders have to say (a conversion, a warning) goes to stderr, too.
+
     Returns:
         The exit code: 0, 1 for the caller's mistakes, 130 after Ctrl-C, 141 when the reader of a pipe has gone.
     """
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("common").setLevel(logging.INFO)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:
         main()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (ModelError, RequestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Nobody reads any more (`... | head`): at its exit the interpreter flushes stdout again, and would complain.
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
-        return 141
+    except OSError as error:
+        # At its exit the interpreter flushes stdout again, and would complain again.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if isinstance(error, BrokenPipeError):  # nobody reads any more (`... | head`)
+            return 141
+        print(f"error: {error.strerror or error}", file=sys.stderr)
+        return 1
     return 0

@@ -32,6 +32,8 @@ def load(
         folder = resolve(model)
         model = Llama.from_folder(folder, torch_device, torch_dtype)
         tokenizer = tokenizer or Tokenizer.from_folder(folder)
+    if not hasattr(model, "forward"):
+        raise ModelError(f"model must be a name, a path, or a model, got {model!r:.80}.")
     if tokenizer is None:
         raise ModelError("A ready model needs its tokenizer: pass tokenizer=... as well.")
     return model, tokenizer
@@ -49,10 +51,11 @@ def select_device(name: str) -> torch.device:
 
 
 def select_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU, which computes it fastest, and bfloat16 on CUDA.
+    """`auto` is float32 on a CPU and bfloat16 on CUDA.
 
-    Not float16: a checkpoint trained in bfloat16 has activations beyond float16's 65,504, which become infinite and
-    garble the text. bfloat16 has float32's range.
+    float32, because in it tokens can be equal from milestone to milestone; some CPUs decode 16-bit numbers faster, on
+    others they are slow. Not float16: a checkpoint trained in bfloat16 has activations beyond float16's 65,504, which
+    become infinite and garble the text. bfloat16 has float32's range.
     """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16

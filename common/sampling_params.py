@@ -165,7 +165,8 @@ def check_request(
     if params.max_tokens is not None and num_prompt_tokens + params.max_tokens > max_model_len:
         raise RequestError(
             f"The prompt has {num_prompt_tokens} tokens and max_tokens asks for {params.max_tokens} more: together "
-            f"{num_prompt_tokens + params.max_tokens}, but the context holds {max_model_len} tokens (max_model_len).",
+            f"{num_prompt_tokens + params.max_tokens}, but the context holds {max_model_len} tokens (max_model_len): "
+            "lower max_tokens.",
             param="max_tokens",
             code="context_length_exceeded",
         )

@@ -76,7 +76,7 @@ class Tokenizer:
             raise
         except Exception as error:  # each kind of file fails in its own way: JSON, Rust, sentencepiece not installed
             raise ModelError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
-        raise ModelError(f"No tokenizer in {folder}: it needs a tokenizer.json (or a tokenizer.model).")
+        raise ModelError(f"No tokenizer in {folder}: it needs a tokenizer.json (or a tokenizer.model), so download it.")
 
     @cached_property
     def vocab_size(self) -> int:

@@ -50,7 +50,7 @@ def resolve(model: str | Path | None) -> Path:
     if model is None:
         return _gguf_folder(_default_gguf())
     try:
-        path = Path(model).expanduser()
+        path = Path(model or "no name").expanduser()
     except RuntimeError:  # a home folder of nobody
         raise ModelError(f"There is no folder {model}: check the path given as --model.") from None
     if path.is_dir():

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from common.weights import resolve
@@ -27,6 +28,9 @@ from tools.ledger import load_ledger
 ROOT = Path(__file__).parent.parent
 ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what goes to the engine, not to SCRIPT
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
+
+# One thread: on a busy machine threads that wait for each other take many times as long, and the models are small.
+torch.set_num_threads(1)
 
 # The same examples each time, and no deadline: CI machines are slow at times.
 settings.register_profile("repository", derandomize=True, deadline=None)

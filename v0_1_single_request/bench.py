@@ -36,7 +36,7 @@ def main() -> None:
     """Run every measurement, print it and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
     args = parser.parse_args()
     folder = resolve(None)
     results: dict[str, Any] = {
@@ -55,9 +55,11 @@ def main() -> None:
         print(f"{name} ...", flush=True)
         results[name] = measure()
         print(json.dumps(results[name], indent=1), flush=True)
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     print(f"written to {args.out}")
+    if args.out == RESULTS:
+        print("the documents quote this file: python -m tools.figures --write takes the new figures over")
 
 
 def measure_decode(folder: Path, repeats: int) -> dict[str, Any]:

@@ -25,7 +25,10 @@ class EngineArgs:
             "choices": ("auto", "float32", "bfloat16", "float16"),
         },
     )
-    seed: int = field(default=0, metadata={"help": "requests without a seed of their own draw theirs from this one"})
+    seed: int = field(
+        default=0,
+        metadata={"help": "makes sampling repeatable: requests without a seed of their own draw it from this"},
+    )
     max_model_len: int | None = field(
         default=None,
         metadata={"help": "longest prompt plus output, in tokens (default: as model and memory allow)"},

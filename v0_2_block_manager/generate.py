@@ -49,7 +49,8 @@ def _generate(args: argparse.Namespace) -> None:
     console = Console(stderr=True, highlight=False)
     console.print("Loading the model...", style="dim")  # no spinner: it would fight with the loaders' progress bars
     llm = LLM(**dataclasses.asdict(engine_args))
-    console.print(f"{llm.model.dtype} on {llm.model.device}, max_model_len {llm.max_model_len}", style="dim")
+    dtype = str(llm.model.dtype).removeprefix("torch.")
+    console.print(f"{dtype} on {llm.model.device}, up to {llm.max_model_len} tokens a request", style="dim")
     console.print(llm.pool.explanation, style="dim")
     rows = []
     for prompt in prompts:
@@ -95,7 +96,7 @@ def _table(rows: list[list[str]]) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("prompt", "output", "ended by", "TTFT", "decode", "KV reserved", "KV used"):
         table.add_column(title, justify="right")
     for row in rows:

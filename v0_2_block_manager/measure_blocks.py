@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
     args = parser.parse_args()
     folder = resolve(None)
     results = {
@@ -64,9 +64,11 @@ def main() -> None:
         "attention": measure_attention(ModelConfig.from_folder(folder), args.repeats),
     }
     print(json.dumps(results, indent=1))
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     print(f"written to {args.out}")
+    if args.out == RESULTS:
+        print("the documents quote this file: python -m tools.figures --write takes the new figures over")
 
 
 def measure_memory(seed: int) -> dict[str, Any]:

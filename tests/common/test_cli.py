@@ -1,6 +1,7 @@
 """Flags made from dataclasses, and what every command line does with its caller's mistakes."""
 
 import argparse
+import errno
 import io
 import os
 import subprocess
@@ -221,13 +222,34 @@ class Terminal(io.StringIO):
         raise AssertionError("this would wait for ever")
 
 
+def pipe(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
+def test_a_prompt_that_is_not_utf_8_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", pipe(b"caf\xe9\n"))
+    with pytest.raises(RequestError, match="Standard input is not UTF-8 text: byte 3 is 0xe9"):
+        cli.read_prompt()
+
+
+def test_a_full_disk_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert cli.run(main) == 1
+    assert capsys.readouterr().err == "error: No space left on device\n"
+
+
 def test_the_prompt_is_read_from_a_pipe_as_it_is_but_for_the_last_newline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("  Why is\nthe sky blue?\n\n"))
+    monkeypatch.setattr(sys, "stdin", pipe(b"  Why is\nthe sky blue?\n\n"))
     assert cli.read_prompt() == "  Why is\nthe sky blue?\n"
 
 
-@pytest.mark.parametrize("stdin", [Terminal(), io.StringIO(""), io.StringIO(" \n")])
-def test_no_prompt_at_all_is_told(stdin: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stdin", [Terminal(), pipe(b""), pipe(b" \n")])
+def test_no_prompt_at_all_is_told(stdin: io.TextIOBase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", stdin)
     with pytest.raises(RequestError, match="There is no prompt: give one as an argument, or on standard input"):
         cli.read_prompt()
