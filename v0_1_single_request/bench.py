@@ -48,6 +48,7 @@ def main() -> None:
         "start": lambda: measure_start(args.repeats),
         "load": lambda: measure_load(folder, args.repeats),
         "decode": lambda: measure_decode(folder, args.repeats),
+        "parity": lambda: measure_parity(folder),
         "sampling": lambda: measure_sampling(folder, args.repeats),
         "linear": lambda: measure_linear(folder, args.repeats),
     }
@@ -114,6 +115,30 @@ def measure_decode(folder: Path, repeats: int) -> dict[str, Any]:
         **{name: _spread(values) for name, values in rates.items()},
         "ratio": _spread(ratios),
     }
+
+
+@torch.inference_mode()
+def measure_parity(folder: Path) -> dict[str, Any]:
+    """The largest distance of any logit to transformers in float64: ours, and transformers' own in float32."""
+    from transformers import LlamaForCausalLM
+
+    llm = LLM(folder)
+    reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    exact = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    off = {"ours": 0.0, "transformers": 0.0}
+    for text in (PROMPT, "def add(a, b):\n    return", "Das Wetter ist heute 中文 🙂 " * 4):
+        ids = torch.tensor(llm.tokenizer.chat_token_ids([{"role": "user", "content": text}]))
+        expected = exact(ids[None]).logits[0]
+        off["ours"] = max(off["ours"], float((_logits(llm, ids) - expected).abs().max()))
+        off["transformers"] = max(off["transformers"], float((reference(ids[None]).logits[0] - expected).abs().max()))
+    return {"what": "largest distance of a logit to float64, over all positions of three prompts", **off}
+
+
+def _logits(llm: LLM, ids: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """What the model says at the `rows` of a sequence, `[len(rows), vocab_size]`."""
+    cache = KVCache(llm.model.config, len(ids), llm.model.device, llm.model.dtype, llm.attention)
+    cache.begin_step(len(ids))
+    return llm.model.logits(llm.model.forward(ids, torch.arange(len(ids)), cache, rows=rows))
 
 
 def measure_load(folder: Path, repeats: int) -> dict[str, Any]:
@@ -198,11 +223,8 @@ def _real_logits(llm: LLM) -> torch.Tensor:
     prompt = llm.tokenizer.chat_token_ids([{"role": "user", "content": "Tell me a story about a lighthouse."}])
     [output] = llm.generate([prompt], SamplingParams(temperature=1.0, max_tokens=64, ignore_eos=True, seed=0))
     ids = torch.tensor([*prompt, *output.outputs[0].token_ids])
-    cache = KVCache(llm.model.config, len(ids), llm.model.device, llm.model.dtype, llm.attention)
-    cache.begin_step(len(ids))
-    rows = torch.arange(len(prompt), len(ids), 2)
     # Contiguous, which is the form a sort takes best.
-    return llm.model.logits(llm.model.forward(ids, torch.arange(len(ids)), cache, rows=rows)).contiguous()
+    return _logits(llm, ids, torch.arange(len(prompt), len(ids), 2)).contiguous()
 
 
 @torch.inference_mode()

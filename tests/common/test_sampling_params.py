@@ -106,7 +106,7 @@ def test_len_5_prompt_and_max_tokens_together_are_refused_with_the_true_numbers(
     assert (error.param, error.code) == ("max_tokens", "context_length_exceeded")
     assert str(error) == (
         "The prompt has 8 tokens and max_tokens asks for 60 more: together 68, "
-        "but the context holds 64 tokens (max_model_len)."
+        "but the context holds 64 tokens (max_model_len): lower max_tokens."
     )
 
 
