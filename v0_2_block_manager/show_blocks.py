@@ -3,7 +3,8 @@
     + block 3      table [0, 1, 2, 3], 1452 blocks free
     block 3        ■■■■■■■■■■■■■■■■  The answer to this question lies in the
 
-One square is one slot: blue for a token of the prompt, orange for a generated one, a dot for a slot that is free.
+One sign is one slot: an empty square (blue) for a token of the prompt, a full one (orange) for a generated token, a dot
+for a slot that is free.
 """
 
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def _print_block(
     held = token_ids[start : start + block_size]
     num_from_prompt = min(max(num_prompt - start, 0), len(held))
     line = Text(f"block {table[index]:<9} ")
-    line.append("■" * num_from_prompt, "blue").append("■" * (len(held) - num_from_prompt), "dark_orange")
+    line.append("□" * num_from_prompt, "blue").append("■" * (len(held) - num_from_prompt), "dark_orange")
     line.append("·" * (block_size - len(held)), "dim")
     text = "".join(llm.tokenizer.token_text(token_id) for token_id in held)
     line.append(f"  {text}".replace("\n", "⏎"))

@@ -14,8 +14,8 @@ def test_the_table_is_shown_as_it_grows_with_the_text_of_each_block(tiny, capsys
     assert captured.out.rstrip("\n") == byte_tokenizer().decode(generated).rstrip("\ufffd")
     lines = [line.rstrip() for line in captured.err.split("\n")]
     start = lines.index("+ block 0, 1    table [0, 1], 8 blocks free")
-    assert lines[start + 1] == "block 0         ■■■■  abcd"
-    assert lines[start + 2].startswith("block 1         ■■■■  ef")
+    assert lines[start + 1] == "block 0         □□□□  abcd"
+    assert lines[start + 2].startswith("block 1         □□■■  ef")
     # 6 + 5 - 1 = 10 tokens have KV: the third block has two of them, and two free slots.
     assert lines[start + 3] == "+ block 2       table [0, 1, 2], 7 blocks free"
     assert lines[start + 4].startswith("block 2         ■■··  ")
