@@ -3,7 +3,7 @@
 *Packed* means that the tokens of all sequences of a step lie one after the other in one tensor, without padding;
 `query_lens` and `kv_lens` say where each sequence ends. Two back ends: PyTorch's `scaled_dot_product_attention` (SDPA)
 everywhere, and FlashAttention's variable-length kernel on CUDA where it is installed. Where K and V come from, one slab
-or scattered blocks, is the milestone's business. v0.3 adds batched decoding.
+or scattered blocks, is the milestone's business.
 """
 
 from collections.abc import Sequence
@@ -60,6 +60,27 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Se
         )[0].transpose(0, 1)
         q_start, kv_start = q_end, kv_end
     return out
+
+
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of one new token of each of `R` requests, all in one call of SDPA.
+
+    The queries of a group share their KV head's keys: they are put where SDPA expects a sequence of queries, so that
+    nothing is copied per query head.
+
+    Args:
+        q: `[R, num_heads, head_dim]`.
+        k: `[R, S, num_kv_heads, head_dim]`, each request's keys, padded to the longest.
+        v: like `k`.
+        mask: `[R, 1, 1, S]`, added to the scores: 0 for a request's own tokens, `-inf` for padding.
+
+    Returns:
+        `[R, num_heads, head_dim]`.
+    """
+    grouped = q.view(q.shape[0], k.shape[2], -1, q.shape[2])  # [R, num_kv_heads, queries of a group, head_dim]
+    return F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask).reshape(
+        q.shape
+    )
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:

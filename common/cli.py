@@ -14,6 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import ModelError, RequestError
@@ -77,6 +78,24 @@ def read_prompt() -> str:
     if not prompt.strip():
         raise RequestError("There is no prompt: give one as an argument, or on standard input.")
     return prompt
+
+
+def read_lines(name: str) -> list[str]:
+    """The lines of a file (`-` is standard input) that are not blank, one prompt each.
+
+    Raises:
+        RequestError: the file cannot be read, is not UTF-8, or has none.
+    """
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        lines = [line for line in content.decode().split("\n") if line.strip()]
+    except OSError as error:
+        raise RequestError(f"{name} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{name} is not UTF-8 text.") from None
+    if not lines:
+        raise RequestError(f"{name} has no prompts: write one a line.")
+    return lines
 
 
 def run(main: Callable[[], None]) -> int:

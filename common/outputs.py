@@ -42,8 +42,9 @@ class RequestMetrics:
     finished_time: float = 0.0
     kv_reserved_bytes: int = 0
     kv_used_bytes: int = 0
+    num_preemptions: int = 0
 
-    def record_step(self, kv_reserved_bytes: int, kv_used_bytes: int) -> None:
+    def record_step(self, kv_reserved_bytes: int = 0, kv_used_bytes: int = 0) -> None:
         """Read the clock: a step has just given the request a token, its first or its last so far."""
         self.finished_time = time.perf_counter()
         self.first_token_time = self.first_token_time or self.finished_time

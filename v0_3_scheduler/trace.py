@@ -1,0 +1,58 @@
+"""`--trace`: one line for each step, for people, and the same as JSON lines, for plots and tests. Torch-free."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from .scheduler import Scheduler, SchedulerOutput
+
+COLUMNS = ("step", "running", "waiting", "prefill", "decode", "free", "preempted")
+WIDTHS = (6, 8, 8, 8, 7, 6, 0)
+
+
+def record(step: int, scheduler: Scheduler, scheduled: SchedulerOutput) -> dict[str, Any]:
+    """What happened in a step: who computed how many tokens, and how the queues and the pool stand after it."""
+    decodes = [n for n in scheduled.num_scheduled_tokens if n == 1]
+    return {
+        "step": step,
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
+        "prefill": sum(scheduled.num_scheduled_tokens) - len(decodes),
+        "decode": len(decodes),
+        "free": scheduler.block_manager.num_free_blocks,
+        "preempted": [request.request_id for request in scheduled.preempted],
+        "scheduled": {
+            request.request_id: num_tokens
+            for request, num_tokens in zip(scheduled.requests, scheduled.num_scheduled_tokens, strict=True)
+        },
+        "queue": [request.request_id for request in scheduler.waiting],
+    }
+
+
+def line(entry: dict[str, Any]) -> str:
+    """One record in columns."""
+    cells = [", ".join(entry[name]) if name == "preempted" else str(entry[name]) for name in COLUMNS]
+    return "".join(
+        cell.rjust(width) if width else f"  {cell}" for cell, width in zip(cells, WIDTHS, strict=True)
+    ).rstrip()
+
+
+def tracer(scheduler: Scheduler, out: TextIO | None, jsonl: TextIO | None) -> Callable[[SchedulerOutput], None]:
+    """A function for `LLMEngine.on_step` that writes every step to `out` and to `jsonl`, where they are given."""
+    num_steps = 0
+    if out is not None:
+        print(
+            "".join(name.rjust(width) if width else f"  {name}" for name, width in zip(COLUMNS, WIDTHS, strict=True)),
+            file=out,
+        )
+
+    def on_step(scheduled: SchedulerOutput) -> None:
+        nonlocal num_steps
+        entry = record(num_steps, scheduler, scheduled)
+        num_steps += 1
+        if out is not None:
+            print(line(entry), file=out)
+        if jsonl is not None:
+            print(json.dumps(entry), file=jsonl)
+
+    return on_step
