@@ -1,0 +1,304 @@
+"""What batching brings, and what it costs: `python -m v0_3_scheduler.measure_batching`.
+
+Ratios within one run, engines alternating where there are two. `--vllm-python` names the interpreter of an environment
+with the real vLLM, which then answers the same prompts in a process of its own. The figures go to
+`results/batching.json` with their recipe; the pages quote that file. Dropped in v0.4.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.recipe import recipe
+from common.sampling_params import SamplingParams, SamplingState
+from common.weights import resolve
+
+from .block_manager import BlockManager
+from .engine import LLMEngine
+from .llm import LLM
+from .request import Request
+from .scheduler import Scheduler
+
+RESULTS = Path(__file__).parent / "results" / "batching.json"
+BUDGETS = (64, 128, 256, 512, 1024, 2048)
+
+# Answers jobs from standard input until it ends, in a process of its own; each job is a list of prompts (token ids) and
+# a number of new tokens. Works for our milestones, and for vLLM, whose prompts of ids are spelled differently.
+SERVER = """
+import importlib, json, sys, time
+name, arguments = json.loads(sys.stdin.readline())
+package = importlib.import_module(name)
+llm = package.LLM(**arguments)
+out = sys.stdout
+print("ready", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    prompts, num_tokens = json.loads(line)
+    params = package.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    inputs = [{"prompt_token_ids": p} for p in prompts] if name == "vllm" else prompts
+    start = time.perf_counter()
+    outputs = llm.generate(inputs, params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    print("RESULT " + json.dumps([seconds, [list(o.outputs[0].token_ids) for o in outputs]]), flush=True)
+"""
+
+
+class Server:
+    """An engine in a process of its own."""
+
+    def __init__(self, python: str, name: str, arguments: dict[str, Any], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [python, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | environment,
+        )
+        self._send([name, arguments])
+
+    def run(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[list[int]]]:
+        """Seconds, and the tokens."""
+        self._send([prompts, num_tokens])
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                seconds, token_ids = json.loads(line.removeprefix("RESULT "))
+                return seconds, token_ids
+        raise RuntimeError("the engine's process has ended: run its code by hand to see why")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+    def _send(self, message: list[Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+
+def main() -> None:
+    """Run the measurements, print them and write them down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
+    parser.add_argument("--vllm-python", help="an interpreter that can import the real vLLM")
+    parser.add_argument("--only", nargs="*", help="names of measurements")
+    args = parser.parse_args()
+    folder = resolve(None)
+    measurements: dict[str, Callable[[], dict[str, Any]]] = {
+        "sequential": lambda: measure_sequential(folder, args.repeats),
+        "budget": lambda: measure_budget(folder, args.repeats),
+        "sampling": lambda: measure_sampling(folder, args.repeats),
+        "scheduler": lambda: measure_scheduler(args.repeats),
+        "recompute": lambda: measure_recompute(folder, args.repeats),
+    }
+    if args.vllm_python:
+        measurements["vllm"] = lambda: measure_vllm(folder, args.vllm_python, args.repeats)
+    results = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
+    results["recipe"] = recipe(
+        model=folder.name.rpartition("-")[0], dtype="float32", threads=torch.get_num_threads(), repeats=args.repeats
+    )
+    for name in args.only or measurements:
+        print(f"{name} ...", flush=True)
+        results[name] = measurements[name]()
+        print(json.dumps(results[name], indent=1), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {args.out}")
+
+
+def prompts_of(num: int, length: int = 30, seed: int = 0) -> list[list[int]]:
+    """Random token ids, no two prompts alike."""
+    rng = random.Random(seed)
+    return [[rng.randrange(100, 40000) for _ in range(length)] for _ in range(num)]
+
+
+def measure_sequential(folder: Path, repeats: int) -> dict[str, Any]:
+    """Output tokens/s of v0.1, one request after the other, and of this milestone, all at once; and the ratio."""
+    servers = {
+        "v0_1": Server(sys.executable, "v0_1_single_request", {"model": str(folder)}, {}),
+        "v0_3": Server(sys.executable, __package__, {"model": str(folder)}, {}),
+    }
+    table = {}
+    for num in (4, 32):
+        table[str(num)] = _alternate(servers, prompts_of(num), 32, repeats, over=("v0_3", "v0_1"))
+    for server in servers.values():
+        server.close()
+    return {"what": "output tokens/s for so many requests of 30 + 32 tokens", "requests": table}
+
+
+def measure_vllm(folder: Path, python: str, repeats: int) -> dict[str, Any]:
+    """The same against vLLM on the CPU: decode throughput at 1, 8 and 32 requests, and a prefill of 2,000 tokens."""
+    arguments = {"model": str(folder), "dtype": "float32", "max_model_len": 4096, "enable_prefix_caching": False}
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "OMP_NUM_THREADS": "2",
+        "HF_HUB_OFFLINE": "1",
+    }
+    servers = {
+        "vllm": Server(python, "vllm", arguments, environment),
+        "v0_3": Server(sys.executable, __package__, {"model": str(folder), "max_model_len": 4096}, {}),
+    }
+    table = {}
+    for num in (1, 8, 32):
+        table[str(num)] = _alternate(servers, prompts_of(num), 64, repeats, over=("v0_3", "vllm"))
+    prefill = _alternate(servers, prompts_of(1, 2000), 1, repeats, over=("vllm", "v0_3"), unit="seconds")
+    for server in servers.values():
+        server.close()
+    return {
+        "what": "output tokens/s for so many requests of 30 + 64 tokens; seconds for a prompt of 2,000 and one token",
+        "requests": table,
+        "prefill_2000": prefill,
+    }
+
+
+def _alternate(
+    servers: dict[str, Server],
+    prompts: list[list[int]],
+    num_tokens: int,
+    repeats: int,
+    *,
+    over: tuple[str, str],
+    unit: str = "tokens/s",
+) -> dict[str, Any]:
+    """Both engines on the same prompts in turns, after a warm-up; `ratio` is the first of `over` by the second."""
+    values: dict[str, list[float]] = {name: [] for name in servers}
+    same = 0
+    for repeat in range(repeats + 1):
+        tokens = []
+        for name, server in servers.items() if repeat % 2 else reversed(servers.items()):
+            seconds, token_ids = server.run(prompts, num_tokens)
+            tokens.append(token_ids)
+            if repeat:
+                values[name].append(len(prompts) * num_tokens / seconds if unit == "tokens/s" else seconds)
+        same = sum(a == b for a, b in zip(*tokens, strict=True))
+    ratios = [a / b for a, b in zip(values[over[0]], values[over[1]], strict=True)]
+    return {
+        **{name: _spread(v) for name, v in values.items()},
+        "ratio": _spread(ratios),
+        "same_tokens": f"{same} of {len(prompts)}",
+    }
+
+
+def measure_budget(folder: Path, repeats: int) -> dict[str, Any]:
+    """By token budget: output tokens/s of a mixed load, and the longest and median step, in ms."""
+    prompts = [p for length in (20, 60, 200, 600) for p in prompts_of(4, length, seed=length)]
+    table = {}
+    for budget in BUDGETS:
+        llm = LLM(folder, max_num_batched_tokens=budget, max_num_seqs=16)
+        params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
+        rates, longest, medians = [], [], []
+        for repeat in range(repeats + 1):
+            times: list[float] = []
+            clock = [time.perf_counter()]
+
+            def on_step(_: object, times: list[float] = times, clock: list[float] = clock) -> None:
+                now = time.perf_counter()
+                times.append((now - clock[0]) * 1e3)
+                clock[0] = now
+
+            llm.engine.on_step = on_step
+            start = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            if repeat:
+                rates.append(len(prompts) * 32 / (time.perf_counter() - start))
+                longest.append(max(times))
+                medians.append(statistics.median(times))
+        table[str(budget)] = {
+            "rate": _spread(rates),
+            "longest_step_ms": _spread(longest),
+            "median_step_ms": _spread(medians),
+        }
+    return {"what": "16 prompts of 20 to 600 tokens, 32 new tokens each", "budgets": table}
+
+
+def measure_sampling(folder: Path, repeats: int) -> dict[str, Any]:
+    """Output tokens/s at 32 requests, greedy and with temperature 0.8 and top_p 0.95; and what sampling costs of it."""
+    llm = LLM(folder)
+    kinds: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0.0},
+        "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
+    }
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    for repeat in range(repeats + 1):
+        for name, extra in kinds.items():
+            start = time.perf_counter()
+            llm.generate(prompts_of(32), SamplingParams(max_tokens=32, ignore_eos=True, **extra), use_tqdm=False)
+            if repeat:
+                rates[name].append(32 * 32 / (time.perf_counter() - start))
+    costs = [1 - sampled / greedy for sampled, greedy in zip(rates["sampled"], rates["greedy"], strict=True)]
+    return {
+        "what": "output tokens/s at 32 requests",
+        **{n: _spread(r) for n, r in rates.items()},
+        "cost": _spread(costs),
+    }
+
+
+def measure_scheduler(repeats: int) -> dict[str, Any]:
+    """Milliseconds for `schedule` and `update` of a step with 256 running requests that decode."""
+    times = []
+    for _ in range(repeats):
+        scheduler = Scheduler(
+            BlockManager(8192, 16), max_num_batched_tokens=4096, max_num_seqs=256, max_request_len=4096
+        )
+        params = SamplingParams(max_tokens=1000)
+        for number in range(256):
+            scheduler.add(Request(str(number), SamplingState.create(params, [1] * 16, (2,), seed=0)))
+        for step in range(60):
+            start = time.perf_counter()
+            scheduled = scheduler.schedule()
+            scheduler.update(scheduled, {request.request_id: 7 for request in scheduled.requests})
+            if step >= 10:
+                times.append((time.perf_counter() - start) * 1e3)
+    return {"what": "ms of schedule() and update() at 256 running requests", "step": _spread(times)}
+
+
+def measure_recompute(folder: Path, repeats: int) -> dict[str, Any]:
+    """What it takes to bring a preempted request of 500 tokens back: computing it again, or copying its KV."""
+    engine = LLMEngine(folder, max_num_batched_tokens=512, max_num_seqs=1)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    recompute, swap = [], []
+    num_blocks = -(-500 // engine.scheduler.block_manager.block_size)
+    kv = engine.model_runner.kv_cache.kv
+    table = torch.arange(num_blocks) * 2
+    for repeat in range(repeats + 1):
+        engine.add_request(str(repeat), prompts_of(1, 500, seed=repeat)[0], params)
+        start = time.perf_counter()
+        while engine.has_unfinished_requests():
+            engine.step()
+        middle = time.perf_counter()
+        kv[:, :, table] = kv[:, :, table].clone()
+        if repeat:
+            recompute.append((middle - start) * 1e3)
+            swap.append((time.perf_counter() - middle) * 1e3)
+    return {
+        "what": "ms to bring back a request of 500 tokens",
+        "recompute": _spread(recompute),
+        "swap_within_memory": _spread(swap),
+        "mib": round(kv[:, :, table].nbytes / 2**20, 1),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
