@@ -27,6 +27,7 @@ CITATION = re.compile(
     r"`(?P<file>[\w/]+/[\w/]+\.py|[\w]+\.py)`\s+·\s+`(?P<symbol>[\w.]+)`|`(?P<alone>[\w]+/[\w/]+\.py)`"
 )
 OURS = ("common/", "tools/", "tests/", "docs/", "v0_")
+OTHERS = ("nanovllm/", "python/minisgl/")  # other projects, named with their commit
 
 
 class Citation(NamedTuple):
@@ -43,7 +44,7 @@ def citations(document: Path) -> Iterator[Citation]:
     text = document.read_text()
     for match in CITATION.finditer(text):
         file = match["file"] or match["alone"]
-        if not file.startswith(OURS):
+        if not file.startswith((*OURS, *OTHERS)):
             yield Citation(document, text.count("\n", 0, match.start()) + 1, file, match["symbol"])
 
 
