@@ -86,9 +86,12 @@ def context_length(max_model_len: int | None, model: Model, num_kv_tokens: int) 
     Raises:
         ModelError: the model was not trained for so many.
     """
+    check_max_model_len(max_model_len, model)
+    return max_model_len or min(model.config.max_position_embeddings, num_kv_tokens)
+
+
+def check_max_model_len(max_model_len: int | None, model: Model) -> None:
+    """Raise a `ModelError` for a context that the model was not trained for."""
     longest = model.config.max_position_embeddings
-    if max_model_len is None:
-        return min(longest, num_kv_tokens)
-    if type(max_model_len) is not int or not 1 < max_model_len <= longest:
+    if max_model_len is not None and (type(max_model_len) is not int or not 1 < max_model_len <= longest):
         raise ModelError(f"max_model_len must be from 2 to the model's own {longest}, got {max_model_len!r}.")
-    return max_model_len

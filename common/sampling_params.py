@@ -178,7 +178,7 @@ def check_request(
             code="context_length_exceeded",
         )
     # The last token is sampled and never computed, so it needs no room in the pool.
-    num_new = params.max_tokens or 1
+    num_new = max(params.max_tokens or 1, params.min_tokens)
     num_needed = num_prompt_tokens + num_new - 1
     if num_kv_tokens is not None and num_needed > num_kv_tokens:
         raise RequestError(

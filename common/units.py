@@ -16,10 +16,10 @@ def parse_bytes(amount: str | int, name: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(amount).strip())
     if match is None or match[2].upper() not in UNITS:
         raise ModelError(f"{name} must be an amount such as 1GiB, 512MiB or 1000000 (bytes), got {amount!r}.")
-    num_bytes = int(float(match[1]) * UNITS[match[2].upper()])
-    if num_bytes < 1:
-        raise ModelError(f"{name} must be above zero, got {amount!r}.")
-    return num_bytes
+    num_bytes = float(match[1]) * UNITS[match[2].upper()]
+    if not 1 <= num_bytes < 2**63:
+        raise ModelError(f"{name} must be above zero and within what a computer can address, got {amount!r:.40}.")
+    return int(num_bytes)
 
 
 def format_bytes(num_bytes: float) -> str:

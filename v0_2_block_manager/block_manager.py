@@ -71,8 +71,8 @@ class BlockManager:
     def free(self, request_id: str) -> None:
         """Take all blocks of a request back."""
         table = self._table(request_id)
-        # The last block first: it is used again last. (Nothing hangs on it yet; from v0.6 on a prompt's first blocks
-        # are the ones that another request may still find a use for.)
+        # The last block first, so that it is used again first. (Nothing hangs on it yet; from v0.6 on it is a prompt's
+        # first blocks that another request may still find a use for.)
         self._free.extend(reversed(table))
         del self._tables[request_id], self._num_tokens[request_id]
 

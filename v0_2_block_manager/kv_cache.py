@@ -9,11 +9,15 @@ slots, reading gathers the request's blocks into one contiguous piece: a copy th
 that kernels which read the blocks in place avoid (v0.9). v0.3 makes a step serve many requests.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from common.attention import AttentionBackend
 from common.config import ModelConfig
+from common.errors import ModelError
+from common.units import format_bytes
 
 
 class KVCache:
@@ -29,7 +33,13 @@ class KVCache:
         attention: AttentionBackend,
     ) -> None:
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self.kv = torch.empty(shape, device=device, dtype=dtype)
+        try:
+            self.kv = torch.empty(shape, device=device, dtype=dtype)
+        except RuntimeError:
+            needed = format_bytes(math.prod(shape) * dtype.itemsize)
+            raise ModelError(
+                f"The KV pool needs {needed}, more than there is: lower kv_cache_memory or num_blocks."
+            ) from None
         self.block_size = block_size
         self.attention = attention
         self.query_len = self.context_len = 0

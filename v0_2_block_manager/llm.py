@@ -72,8 +72,8 @@ class LLM:
         args = EngineArgs(**engine_args)
         self.model, self.tokenizer = loading.load(model, tokenizer, device=args.device, dtype=args.dtype)
         self.attention = select_backend(args.attention_backend, self.model.device, self.model.dtype)
+        loading.check_max_model_len(args.max_model_len, self.model)
         self.pool = pool_size(args, self.model, self.attention)
-        self.block_manager = BlockManager(self.pool.num_blocks, args.block_size)
         self.kv_cache = KVCache(
             self.model.config,
             self.pool.num_blocks,
@@ -82,6 +82,7 @@ class LLM:
             self.model.dtype,
             self.attention,
         )
+        self.block_manager = BlockManager(self.pool.num_blocks, args.block_size)
         self.max_model_len = loading.context_length(args.max_model_len, self.model, self.pool.max_context)
         self.max_request_len = min(self.max_model_len, self.pool.num_tokens + 1)  # the last token needs no KV
         if self.max_model_len > self.pool.num_tokens:
@@ -105,7 +106,7 @@ class LLM:
         """Complete prompts, each text or token ids; whole answers, in the order of the prompts.
 
         Raises:
-            RequestError: one of them cannot be served; then none was.
+            RequestError: one of them cannot be served; then none was. Or streams that are still open hold the blocks.
         """
         inputs = prompt_forms.as_list(prompts)
         params = prompt_forms.params_for_each(sampling_params, len(inputs))
@@ -135,7 +136,7 @@ class LLM:
         With `n > 1` the choices come one after the other, told apart by their `index`.
 
         Raises:
-            RequestError: at once, not at the first step.
+            RequestError: at once, not at the first step; at a later one only if other open streams hold the blocks.
         """
         [request] = self._requests([prompt], prompt_forms.params_for_each(sampling_params, 1))
         return self._run(request)

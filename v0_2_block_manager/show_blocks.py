@@ -28,14 +28,17 @@ def show_blocks(llm: "LLM", stream: Iterator[RequestOutput], console: "Console")
     for output in stream:
         if not token_ids:
             token_ids = list(output.prompt_token_ids)
+            if output.outputs[0].index:
+                console.print(f"choice {output.outputs[0].index}", style="dim")
         table = llm.block_manager.block_table(output.request_id)
         num_prompt = len(output.prompt_token_ids)
         if len(table) > num_seen:
             if num_seen:  # the block before is full now
                 _print_block(console, llm, table, num_seen - 1, token_ids, num_prompt)
-            taken = ", ".join(map(str, table[num_seen:]))
             free = llm.block_manager.num_free_blocks
-            console.print(f"+ block {taken:<7} table {table}, {free} blocks free", style="dim")
+            console.print(
+                f"+ block {_short(table[num_seen:]):<7} table [{_short(table)}], {free} blocks free", style="dim"
+            )
             for index in range(num_seen, len(table) - 1):  # those that a prompt has filled at once
                 _print_block(console, llm, table, index, token_ids, num_prompt)
             num_seen = len(table)
@@ -46,6 +49,12 @@ def show_blocks(llm: "LLM", stream: Iterator[RequestOutput], console: "Console")
             _print_block(console, llm, table, num_seen - 1, token_ids[:-1], num_prompt)
             console.print(f"- all {len(table)} blocks go back to the free list", style="dim")
             token_ids, num_seen = [], 0
+
+
+def _short(blocks: list[int]) -> str:
+    """The numbers, without the middle of a long table."""
+    names = list(map(str, blocks))
+    return ", ".join(names if len(names) <= 12 else [*names[:4], "...", *names[-4:]])
 
 
 def _print_block(
@@ -59,6 +68,6 @@ def _print_block(
     line = Text(f"block {table[index]:<9} ")
     line.append("□" * num_from_prompt, "blue").append("■" * (len(held) - num_from_prompt), "dark_orange")
     line.append("·" * (block_size - len(held)), "dim")
-    text = "".join(llm.tokenizer.token_text(token_id) for token_id in held)
+    text = b"".join(map(llm.tokenizer.token_bytes, held)).decode(errors="replace")
     line.append(f"  {text}".replace("\n", "⏎"))
     console.print(line, no_wrap=True, overflow="ellipsis")

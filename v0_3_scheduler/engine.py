@@ -59,7 +59,9 @@ class LLMEngine:
         self.model, self.tokenizer = loading.load(model, tokenizer, device=args.device, dtype=args.dtype)
         config, device, dtype = self.model.config, self.model.device, self.model.dtype
         attention = select_backend(args.attention_backend, device, dtype)
+        loading.check_max_model_len(args.max_model_len, self.model)
         self.pool = pool_size(args, self.model, attention)
+        kv_cache = KVCache(config, self.pool.num_blocks, args.block_size, device, dtype, attention)
         self.max_model_len = loading.context_length(args.max_model_len, self.model, self.pool.num_tokens)
         if self.max_model_len > self.pool.num_tokens:
             logger.warning(
@@ -75,7 +77,6 @@ class LLMEngine:
             max_num_seqs=args.max_num_seqs,
             max_request_len=min(self.max_model_len, self.pool.num_tokens + 1),  # the last token needs no KV
         )
-        kv_cache = KVCache(config, self.pool.num_blocks, args.block_size, device, dtype, attention)
         self.model_runner = ModelRunner(self.model, kv_cache, self.vocab_size)
         self.output_processor = OutputProcessor(self.tokenizer, self.scheduler.finish_requests)
         self.on_step: Callable[[SchedulerOutput], None] | None = None  # told of every step, for tracing

@@ -11,6 +11,7 @@ Who owns a block is the block manager's affair; this file knows only what it is 
 that kernels which read the blocks in place avoid (v0.9).
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from common.attention import AttentionBackend, decode_attention
 from common.config import ModelConfig
+from common.errors import ModelError
+from common.units import format_bytes
 
 
 class KVCache:
@@ -34,7 +37,13 @@ class KVCache:
     ) -> None:
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         # Zeros, not whatever memory holds: a decode reads the padding of its batch, with weight 0, and 0 x NaN is NaN.
-        self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        try:
+            self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        except RuntimeError:
+            needed = format_bytes(math.prod(shape) * dtype.itemsize)
+            raise ModelError(
+                f"The KV pool needs {needed}, more than there is: lower kv_cache_memory or num_blocks."
+            ) from None
         self.block_size = block_size
         self.attention = attention
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,8 +40,6 @@ import importlib, json, sys, time
 name, arguments = json.loads(sys.stdin.readline())
 package = importlib.import_module(name)
 llm = package.LLM(**arguments)
-out = sys.stdout
-print("ready", file=sys.stderr, flush=True)
 for line in sys.stdin:
     prompts, num_tokens = json.loads(line)
     params = package.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -53,7 +52,7 @@ for line in sys.stdin:
 
 
 class Server:
-    """An engine in a process of its own."""
+    """An engine in a process of its own, which is stopped while it has no job: an idle engine may keep a core busy."""
 
     def __init__(self, python: str, name: str, arguments: dict[str, Any], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -63,21 +62,26 @@ class Server:
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | environment,
+            start_new_session=True,  # a group of its own, so that all its processes can be stopped
         )
         self._send([name, arguments])
+        self.run([[1, 2, 3]], 1)  # loaded, before anything is measured
 
     def run(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds, and the tokens."""
+        os.killpg(self.process.pid, signal.SIGCONT)
         self._send([prompts, num_tokens])
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("RESULT "):
+                os.killpg(self.process.pid, signal.SIGSTOP)
                 seconds, token_ids = json.loads(line.removeprefix("RESULT "))
                 return seconds, token_ids
         raise RuntimeError("the engine's process has ended: run its code by hand to see why")
 
     def close(self) -> None:
         """End the process."""
+        os.killpg(self.process.pid, signal.SIGCONT)
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)

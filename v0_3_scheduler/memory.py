@@ -35,13 +35,15 @@ def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> Po
     Raises:
         ModelError: the arguments contradict each other, or there is not room for one block.
     """
-    if args.block_size < 1:
-        raise ModelError(f"block_size must be at least 1, got {args.block_size}.")
+    for name in ("block_size", "num_blocks"):
+        value = getattr(args, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ModelError(f"{name} must be at least 1, got {value!r}.")
+    if not 0.0 < args.gpu_memory_utilization <= 1.0:
+        raise ModelError(f"gpu_memory_utilization must be above 0 and at most 1, got {args.gpu_memory_utilization}.")
     if args.num_blocks is not None and args.kv_cache_memory is not None:
         raise ModelError("num_blocks and kv_cache_memory both say how large the pool is: give one of them.")
     if args.num_blocks is not None:
-        if args.num_blocks < 1:
-            raise ModelError(f"num_blocks must be at least 1, got {args.num_blocks}.")
         return _describe(args, model, args.num_blocks, "as asked")
     if args.kv_cache_memory is not None:
         memory, reason = parse_bytes(args.kv_cache_memory, "kv_cache_memory"), "as asked"
@@ -78,8 +80,6 @@ def _describe(args: EngineArgs, model: Model, num_blocks: int, reason: str) -> P
 @torch.inference_mode()
 def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tuple[int, str]:
     """Bytes that the largest step leaves for KV within `gpu_memory_utilization` of the card."""
-    if not 0.0 < args.gpu_memory_utilization <= 1.0:
-        raise ModelError(f"gpu_memory_utilization must be above 0 and at most 1, got {args.gpu_memory_utilization}.")
     num_tokens, device = args.max_num_batched_tokens, model.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -88,8 +88,13 @@ def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tup
     cache = KVCache(model.config, num_blocks, args.block_size, device, model.dtype, attention)
     cache.begin_step([list(range(num_blocks))], [num_tokens], [num_tokens])
     positions = torch.arange(num_tokens, device=device)
-    hidden = model.forward(torch.zeros_like(positions), positions, cache, rows=positions[-1:])
-    model.logits(hidden)
+    try:
+        hidden = model.forward(torch.zeros_like(positions), positions, cache, rows=positions[-1:])
+        model.logits(hidden)
+    except torch.OutOfMemoryError:
+        raise ModelError(
+            f"A step of {num_tokens} tokens does not fit on the GPU: lower --max-num-batched-tokens."
+        ) from None
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - before - cache.kv.nbytes
     del cache, hidden

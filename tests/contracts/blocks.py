@@ -124,6 +124,17 @@ def test_max_model_len_unset_is_what_the_pool_holds(milestone, tiny):
     assert milestone.LLM(tiny.folder, num_blocks=400, block_size=16).max_model_len == 512  # the model's own
 
 
+def test_max_model_len_within_the_pool_is_no_warning(milestone, tiny, caplog):
+    milestone.LLM(tiny.folder, num_blocks=4, block_size=16, max_model_len=64)
+    assert caplog.text == ""
+
+
+def test_min_tokens_beyond_the_pool_is_refused(script_llm):
+    llm = script_llm([65] * 20, num_blocks=4, block_size=4, max_model_len=64)
+    with pytest.raises(RequestError, match="needs KV for 53 tokens"):
+        llm.generate([[65] * 14], greedy(None, min_tokens=40))
+
+
 def test_max_model_len_above_the_pool_is_a_warning(milestone, tiny, caplog):
     llm = milestone.LLM(tiny.folder, num_blocks=4, block_size=16, max_model_len=100)
     assert llm.max_model_len == 100
@@ -138,6 +149,14 @@ def test_max_model_len_above_the_pool_is_a_warning(milestone, tiny, caplog):
         ({"num_blocks": 4, "kv_cache_memory": "1GiB"}, "give one of them"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory must be an amount such as 1GiB"),
         ({"kv_cache_memory": "1KiB"}, "less than one block"),
+        ({"kv_cache_memory": "999999999999GiB"}, "within what a computer can address"),
+        ({"kv_cache_memory": "9" * 400}, "within what a computer can address"),
+        ({"kv_cache_memory": "100000TiB"}, "The KV pool needs .* more than there is"),
+        ({"num_blocks": 10**13}, "The KV pool needs .* more than there is"),
+        ({"num_blocks": "4"}, "num_blocks must be at least 1, got '4'"),
+        ({"num_blocks": 2.0}, "num_blocks must be at least 1"),
+        ({"block_size": True}, "block_size must be at least 1"),
+        ({"gpu_memory_utilization": 7}, "gpu_memory_utilization must be above 0"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused(milestone, tiny, arguments, message):

@@ -8,9 +8,14 @@ SOURCE = """
 LIMIT = 1
 class Pool:
     size: int = 3
-    def __init__(self):
+    def __init__(self, other):
         self.blocks = []
         local = 1
+        if local:
+            self.left, self.right = [], []
+            inside = 2
+            other.thing = 3
+        def nested(): ...
     class Inner:
         def run(self): ...
 if True:
@@ -33,7 +38,18 @@ def check(tmp_path):
 
 
 def test_functions_classes_methods_fields_and_guarded_names_are_symbols():
-    names = {"LIMIT", "Pool", "Pool.size", "Pool.__init__", "Pool.blocks", "Pool.Inner", "Pool.Inner.run", "guarded"}
+    names = {
+        "LIMIT",
+        "Pool",
+        "Pool.size",
+        "Pool.__init__",
+        "Pool.blocks",
+        "Pool.left",
+        "Pool.right",
+        "Pool.Inner",
+        "Pool.Inner.run",
+        "guarded",
+    }
     assert symbols(SOURCE) == names | {"step"}
 
 

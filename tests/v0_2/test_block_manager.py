@@ -46,6 +46,14 @@ def test_blocks_are_used_oldest_first_and_need_not_be_neighbours():
     assert manager.block_table("b") == [1, 2, 3, 0]
 
 
+def test_the_last_block_of_a_freed_request_is_used_again_first():
+    manager = BlockManager(num_blocks=3, block_size=4)
+    manager.allocate("a", 12)
+    manager.free("a")
+    manager.allocate("b", 12)
+    assert manager.block_table("b") == [2, 1, 0]
+
+
 def test_what_can_be_asked_can_be_done_to_the_last_block():
     manager = BlockManager(num_blocks=3, block_size=4)
     assert manager.can_allocate(12)
@@ -115,6 +123,7 @@ def test_the_integrity_check_finds_a_lost_a_doubled_and_a_surplus_block():
     for damage, message in (
         (lambda manager: manager._free.pop(), "lost, or in two places"),
         (lambda manager: manager._free.append(0), "lost, or in two places"),
+        (lambda manager: manager._free.__setitem__(0, 0), "lost, or in two places"),  # the count is right
         (lambda manager: manager._tables["a"].append(manager._free.pop()), "wrong table length"),
     ):
         manager = BlockManager(num_blocks=4, block_size=4)
