@@ -39,7 +39,9 @@ def _commit() -> str:
     try:
         options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True}
         commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], **options).stdout.strip()  # type: ignore[call-overload]
+        # Results and documents change without the code that was measured.
+        code = ["--", "*.py", "pyproject.toml"]
+        dirty = subprocess.run(["git", "status", "--porcelain", *code], **options).stdout.strip()  # type: ignore[call-overload]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}+changes" if dirty else commit
