@@ -17,13 +17,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+from common import llama, sampling
 from common.recipe import recipe
 from common.sampling_params import SamplingParams, SamplingState
 from common.weights import resolve
 
+from . import model_runner
 from .block_manager import BlockManager
 from .engine import LLMEngine
 from .llm import LLM
@@ -104,6 +107,7 @@ def main() -> None:
     measurements: dict[str, Callable[[], dict[str, Any]]] = {
         "sequential": lambda: measure_sequential(folder, args.repeats),
         "budget": lambda: measure_budget(folder, args.repeats),
+        "step": lambda: measure_step(folder),
         "sampling": lambda: measure_sampling(folder, args.repeats),
         "scheduler": lambda: measure_scheduler(args.repeats),
         "recompute": lambda: measure_recompute(folder, args.repeats),
@@ -227,6 +231,52 @@ def measure_budget(folder: Path, repeats: int) -> dict[str, Any]:
             "median_step_ms": _spread(medians),
         }
     return {"what": "16 prompts of 20 to 600 tokens, 32 new tokens each", "budgets": table}
+
+
+def measure_step(folder: Path) -> dict[str, Any]:
+    """Where a decode step's time goes, in ms: its parts are wrapped in clocks, and the rest is what is left."""
+    llm = LLM(folder)
+    engine, parts = llm.engine, dict.fromkeys(("linear layers", "attention and gather", "sampling", "scheduling"), 0.0)
+
+    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                parts[part] += time.perf_counter() - start
+
+        return call
+
+    scheduler, kv_cache = engine.scheduler, engine.model_runner.kv_cache
+    table = {}
+    with (
+        mock.patch.object(llama, "linear", timed("linear layers", llama.linear)),
+        mock.patch.object(kv_cache, "attend", timed("attention and gather", kv_cache.attend)),
+        mock.patch.object(model_runner, "sample", timed("sampling", sampling.sample)),
+        mock.patch.object(scheduler, "schedule", timed("scheduling", scheduler.schedule)),
+        mock.patch.object(scheduler, "update", timed("scheduling", scheduler.update)),
+    ):
+        for num in (1, 4, 8, 32):
+            for number, prompt in enumerate(prompts_of(num)):
+                params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+                engine.add_request(f"{num}-{number}", prompt, params)
+            for _ in range(5):
+                engine.step()
+            parts.update(dict.fromkeys(parts, 0.0))
+            start = time.perf_counter()
+            for _ in range(20):
+                engine.step()
+            total = time.perf_counter() - start
+            shares = {part: round(seconds * 1e3 / 20, 1) for part, seconds in parts.items()}
+            table[str(num)] = {
+                "total": round(total * 1e3 / 20, 1),
+                **shares,
+                "the rest": round((total - sum(parts.values())) * 1e3 / 20, 1),
+            }
+            while engine.has_unfinished_requests():
+                engine.step()
+    return {"what": "ms of a decode step, the mean of 20, by requests", "requests": table}
 
 
 def measure_sampling(folder: Path, repeats: int) -> dict[str, Any]:
