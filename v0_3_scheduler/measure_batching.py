@@ -236,7 +236,7 @@ def measure_budget(folder: Path, repeats: int) -> dict[str, Any]:
 def measure_step(folder: Path) -> dict[str, Any]:
     """Where a decode step's time goes, in ms: its parts are wrapped in clocks, and the rest is what is left."""
     llm = LLM(folder)
-    engine, parts = llm.engine, dict.fromkeys(("linear layers", "attention and gather", "sampling", "scheduling"), 0.0)
+    engine, parts = llm.engine, dict.fromkeys(("linear_layers", "attention_and_gather", "sampling", "scheduling"), 0.0)
 
     def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -251,8 +251,8 @@ def measure_step(folder: Path) -> dict[str, Any]:
     scheduler, kv_cache = engine.scheduler, engine.model_runner.kv_cache
     table = {}
     with (
-        mock.patch.object(llama, "linear", timed("linear layers", llama.linear)),
-        mock.patch.object(kv_cache, "attend", timed("attention and gather", kv_cache.attend)),
+        mock.patch.object(llama, "linear", timed("linear_layers", llama.linear)),
+        mock.patch.object(kv_cache, "attend", timed("attention_and_gather", kv_cache.attend)),
         mock.patch.object(model_runner, "sample", timed("sampling", sampling.sample)),
         mock.patch.object(scheduler, "schedule", timed("scheduling", scheduler.schedule)),
         mock.patch.object(scheduler, "update", timed("scheduling", scheduler.update)),
@@ -272,7 +272,7 @@ def measure_step(folder: Path) -> dict[str, Any]:
             table[str(num)] = {
                 "total": round(total * 1e3 / 20, 1),
                 **shares,
-                "the rest": round((total - sum(parts.values())) * 1e3 / 20, 1),
+                "the_rest": round((total - sum(parts.values())) * 1e3 / 20, 1),
             }
             while engine.has_unfinished_requests():
                 engine.step()
