@@ -26,13 +26,7 @@ Messages = Sequence[dict[str, Any]]
 class LLM:
     """Text in, text out; many requests share each step.
 
-    Args:
-        model: what `--model` takes (`common.weights.resolve`), or a ready model, which then needs its `tokenizer`.
-        tokenizer: replaces the one in the model's folder.
-        engine_args: the fields of `EngineArgs`, as keywords.
-
-    Raises:
-        ModelError: the model cannot be loaded, or not as asked.
+    Its arguments and errors are those of `LLMEngine`.
     """
 
     def __init__(

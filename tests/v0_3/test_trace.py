@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.kit.tokenizers import byte_tokenizer, stream
 from v0_3_scheduler.generate import main
+from v0_3_scheduler.plot_trace import plot, rows
 
 
 @pytest.fixture
@@ -88,6 +90,29 @@ def test_one_prompt_is_streamed_and_choices_are_told_apart(call, tiny):
     answer = text(tiny.tokens([72, 105], 3))
     assert call("Hi", "--max-tokens", 3)[1] == answer
     assert call("Hi", "--max-tokens", 3, "--n", 2)[1] == f"{answer}--- choice 1 ---\n{answer}"
+
+
+def test_a_timeline_has_a_row_a_request_with_what_it_did_in_each_step():
+    entries = [
+        {"step": 0, "scheduled": {"0/0": 8, "1/0": 8}, "queue": ["2/0"], "preempted": [], "free": 1},
+        {"step": 1, "scheduled": {"0/0": 1}, "queue": ["1/0", "2/0"], "preempted": ["1/0"], "free": 2},
+    ]
+    assert rows(entries) == {
+        "0/0": [(0, "prefill"), (1, "decode")],
+        "1/0": [(0, "prefill"), (1, "preempted")],
+        "2/0": [(0, "waits"), (1, "waits")],
+    }
+
+
+def test_the_run_that_the_page_shows_was_under_pressure(tmp_path):
+    trace = ROOT / "v0_3_scheduler" / "results" / "pressure.jsonl"
+    entries = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert sum(len(entry["preempted"]) for entry in entries) == 2
+    assert {name for name, events in rows(entries).items() if "preempted" in dict(events).values()} == {"5/0", "6/0"}
+    assert sum(kind == "preempted" for events in rows(entries).values() for _, kind in events) == 2
+    pytest.importorskip("matplotlib")
+    plot(entries, tmp_path / "timeline.svg")
+    assert "request 7" in (tmp_path / "timeline.svg").read_text()
 
 
 @pytest.mark.parametrize(
