@@ -17,6 +17,8 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@$(BIN)/python -m v0_1_single_request "Why is the sky blue?" --max-tokens 128
 	@echo; echo "v0.2: the same on blocks of 16 tokens, which are shown first"
 	@$(BIN)/python -m v0_2_block_manager "Why is the sky blue?" --max-tokens 128 --show-blocks
+	@echo; echo "v0.3: eight questions at once, in a pool so small that some are preempted"
+	@$(BIN)/python -m v0_3_scheduler --prompts v0_3_scheduler/results/questions.txt --num-blocks 22 --max-tokens 40
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
 	$(BIN)/python -m pytest
