@@ -239,12 +239,12 @@ def test_a_sample_on_the_real_model_batched_chunked_and_preempted_equals_transfo
 @pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.parametrize("budget", [8, 64, 512])
-@pytest.mark.parametrize("num_blocks", [24, 400])
+@pytest.mark.parametrize("num_blocks", [12, 400])
 def test_16_prompts_on_the_real_model_equal_transformers(milestone, real, budget, num_blocks):
     llm = milestone.LLM(real.folder, num_blocks=num_blocks, max_num_batched_tokens=budget, max_num_seqs=8)
     text = llm.tokenizer.encode("Once upon a time, in a land of rivers and mills, there lived a clockmaker. " * 8)
     prompts = [text[number : number + length] for number, length in enumerate(LENGTHS)]
     outputs = llm.generate(prompts, greedy(24))
     assert token_ids(outputs) == [real.tokens(prompt, 24) for prompt in prompts]
-    if num_blocks == 24:
+    if num_blocks == 12:
         assert num_preemptions(outputs) > 0
