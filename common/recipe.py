@@ -6,6 +6,7 @@ Every results file of this repository begins with `recipe()`. Changes in no mile
 import importlib.metadata
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +20,10 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 def recipe(**settings: Any) -> dict[str, Any]:
     """Command, commit, date, machine and versions; `settings` is what the measurement chose (dtype, seed, repeats)."""
     return {
-        "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
+        # An absolute path is one machine's affair: its last part is enough to know what was meant.
+        "command": " ".join(
+            ["python", "-m", _module_name(), *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])]
+        ),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "memory_gib": _memory_gib(), "system": platform.system()},
@@ -27,6 +31,12 @@ def recipe(**settings: Any) -> dict[str, Any]:
         | {name: importlib.metadata.version(name) for name in PACKAGES},
         "settings": settings,
     }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """How repeated measurements are reported: median, smallest and largest, to three decimals."""
+    summary = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in summary.items()}
 
 
 def _module_name() -> str:

@@ -6,7 +6,6 @@ Ratios are taken within one run, the engines alternating, since machines differ 
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from common.llama import Llama, linear
-from common.recipe import recipe
+from common.recipe import recipe, spread
 from common.sampling import sample
 from common.sampling_params import SamplingParams, SamplingState
 from common.weights import resolve
@@ -112,8 +111,8 @@ def measure_decode(folder: Path, repeats: int) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(rates["ours"], rates["transformers"], strict=True)]
     return {
         "what": f"tokens/s of one request, {len(prompt)} prompt tokens, {NUM_TOKENS} greedy tokens, first one left out",
-        **{name: _spread(values) for name, values in rates.items()},
-        "ratio": _spread(ratios),
+        **{name: spread(values) for name, values in rates.items()},
+        "ratio": spread(ratios),
     }
 
 
@@ -150,8 +149,8 @@ def measure_load(folder: Path, repeats: int) -> dict[str, Any]:
         runs.append(json.loads(out))
     return {
         "what": "loading the weights into a fresh process, in seconds; peak RssAnon over the baseline, by weight bytes",
-        "seconds": _spread([run["seconds"] for run in runs]),
-        "peak_over_weights": _spread([run["peak_over_weights"] for run in runs]),
+        "seconds": spread([run["seconds"] for run in runs]),
+        "peak_over_weights": spread([run["peak_over_weights"] for run in runs]),
     }
 
 
@@ -188,7 +187,7 @@ def measure_start(repeats: int) -> dict[str, Any]:
             assert child.stdout is not None
             child.stdout.read(1)
             seconds.append(time.perf_counter() - start)
-    return {"what": "seconds from the command line to the first character of the answer", "seconds": _spread(seconds)}
+    return {"what": "seconds from the command line to the first character of the answer", "seconds": spread(seconds)}
 
 
 @torch.inference_mode()
@@ -255,16 +254,7 @@ def _time_all(functions: dict[str, Callable[[], Any]], repeats: int, calls: int 
                 function()
             if repeat:
                 times[name].append((time.perf_counter() - start) * 1e3 / calls)
-    return {name: _spread(values) for name, values in times.items()}
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    digits = 3
-    return {
-        "median": round(statistics.median(values), digits),
-        "min": round(min(values), digits),
-        "max": round(max(values), digits),
-    }
+    return {name: spread(values) for name, values in times.items()}
 
 
 def _rss_anon() -> int:

@@ -21,7 +21,7 @@ import torch
 
 from common.attention import sdpa
 from common.config import ModelConfig
-from common.recipe import recipe
+from common.recipe import recipe, spread
 from common.weights import resolve
 
 from .kv_cache import KVCache
@@ -114,14 +114,7 @@ def measure_attention(config: ModelConfig, repeats: int) -> dict[str, Any]:
                     step()
                 if repeat:  # the first round is the warm-up
                     samples[name].append((time.perf_counter() - start) * 1e3 / 5)
-        times[str(context_len)] = {
-            name: {
-                "median": round(statistics.median(values), 2),
-                "min": round(min(values), 2),
-                "max": round(max(values), 2),
-            }
-            for name, values in samples.items()
-        }
+        times[str(context_len)] = {name: spread(values) for name, values in samples.items()}
     return {"what": "ms of one decode step's attention over all layers, by context length", "context_lens": times}
 
 

@@ -48,12 +48,14 @@ def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> Po
         raise ModelError(f"gpu_memory_utilization must be above 0 and at most 1, got {args.gpu_memory_utilization}.")
     if args.num_blocks is not None and args.kv_cache_memory is not None:
         raise ModelError("num_blocks and kv_cache_memory both say how large the pool is: give one of them.")
+    max_context = None
     if args.num_blocks is not None:
         return _describe(args, model, args.num_blocks, "as asked")
     if args.kv_cache_memory is not None:
         memory, reason = parse_bytes(args.kv_cache_memory, "kv_cache_memory"), "as asked"
     elif model.device.type == "cuda":
         memory, reason = _profile(args, model, attention)
+        max_context = profiled_tokens(args, model)
     else:
         memory, reason = CPU_POOL_BYTES, "the default on a CPU"
     block = bytes_per_block(args, model)
@@ -63,7 +65,7 @@ def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> Po
             f"The KV pool has {format_bytes(memory)} ({reason}), less than one block ({format_bytes(block)}): give it "
             "more memory."
         )
-    return _describe(args, model, num_blocks, f"{format_bytes(memory)}, {reason}")
+    return _describe(args, model, num_blocks, f"{format_bytes(memory)}, {reason}", max_context)
 
 
 def bytes_per_block(args: EngineArgs, model: Model) -> int:
@@ -76,12 +78,12 @@ def profiled_tokens(args: EngineArgs, model: Model) -> int:
     return args.max_model_len or min(model.config.max_position_embeddings, MAX_PROFILED_TOKENS)
 
 
-def _describe(args: EngineArgs, model: Model, num_blocks: int, reason: str) -> PoolSize:
+def _describe(args: EngineArgs, model: Model, num_blocks: int, reason: str, max_context: int | None = None) -> PoolSize:
     config, block, num_tokens = model.config, bytes_per_block(args, model), num_blocks * args.block_size
     return PoolSize(
         num_blocks,
         num_tokens,
-        min(num_tokens, profiled_tokens(args, model)) if "for a step of" in reason else num_tokens,
+        num_tokens if max_context is None else min(num_tokens, max_context),
         f"KV pool ({reason}): {num_blocks} blocks of 2 x {config.num_layers} layers x {config.num_kv_heads} KV heads "
         f"x {config.head_dim} x {model.dtype.itemsize} bytes x {args.block_size} tokens = {format_bytes(block)}, "
         f"together {format_bytes(num_blocks * block)} for {num_tokens} tokens",

@@ -2,7 +2,7 @@
 
 Ratios within one run, engines alternating where there are two. `--vllm-python` names the interpreter of an environment
 with the real vLLM, which then answers the same prompts in a process of its own. The figures go to
-`results/batching.json` with their recipe; the pages quote that file. Dropped in v0.4.
+`results/batching.json`, each with its recipe; the pages quote that file. Dropped in v0.4.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 from common import llama, sampling
-from common.recipe import recipe
+from common.recipe import recipe, spread
 from common.sampling_params import SamplingParams, SamplingState
 from common.weights import resolve
 
@@ -115,12 +115,12 @@ def main() -> None:
     if args.vllm_python:
         measurements["vllm"] = lambda: measure_vllm(folder, args.vllm_python, args.repeats)
     results = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
-    results["recipe"] = recipe(
+    made = recipe(
         model=folder.name.rpartition("-")[0], dtype="float32", threads=torch.get_num_threads(), repeats=args.repeats
     )
     for name in args.only or measurements:
         print(f"{name} ...", flush=True)
-        results[name] = measurements[name]()
+        results[name] = {"recipe": made, **measurements[name]()}  # a later run may renew one of them
         print(json.dumps(results[name], indent=1), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
@@ -195,8 +195,8 @@ def _alternate(
         same = sum(a == b for a, b in zip(*tokens, strict=True))
     ratios = [a / b for a, b in zip(values[over[0]], values[over[1]], strict=True)]
     return {
-        **{name: _spread(v) for name, v in values.items()},
-        "ratio": _spread(ratios),
+        **{name: spread(v) for name, v in values.items()},
+        "ratio": spread(ratios),
         "same_tokens": f"{same} of {len(prompts)}",
     }
 
@@ -226,9 +226,9 @@ def measure_budget(folder: Path, repeats: int) -> dict[str, Any]:
                 longest.append(max(times))
                 medians.append(statistics.median(times))
         table[str(budget)] = {
-            "rate": _spread(rates),
-            "longest_step_ms": _spread(longest),
-            "median_step_ms": _spread(medians),
+            "rate": spread(rates),
+            "longest_step_ms": spread(longest),
+            "median_step_ms": spread(medians),
         }
     return {"what": "16 prompts of 20 to 600 tokens, 32 new tokens each", "budgets": table}
 
@@ -302,8 +302,8 @@ def measure_sampling(folder: Path, repeats: int) -> dict[str, Any]:
     costs = [1 - sampled / greedy for sampled, greedy in zip(rates["sampled"], rates["greedy"], strict=True)]
     return {
         "what": "output tokens/s at 32 requests",
-        **{n: _spread(r) for n, r in rates.items()},
-        "cost": _spread(costs),
+        **{n: spread(r) for n, r in rates.items()},
+        "cost": spread(costs),
     }
 
 
@@ -323,7 +323,7 @@ def measure_scheduler(repeats: int) -> dict[str, Any]:
             scheduler.update(scheduled, {request.request_id: 7 for request in scheduled.requests})
             if step >= 10:
                 times.append((time.perf_counter() - start) * 1e3)
-    return {"what": "ms of schedule() and update() at 256 running requests", "step": _spread(times)}
+    return {"what": "ms of schedule() and update() at 256 running requests", "step": spread(times)}
 
 
 def measure_recompute(folder: Path, repeats: int) -> dict[str, Any]:
@@ -346,17 +346,9 @@ def measure_recompute(folder: Path, repeats: int) -> dict[str, Any]:
             swap.append((time.perf_counter() - middle) * 1e3)
     return {
         "what": "ms to bring back a request of 500 tokens",
-        "recompute": _spread(recompute),
-        "swap_within_memory": _spread(swap),
+        "recompute": spread(recompute),
+        "swap_within_memory": spread(swap),
         "mib": round(kv[:, :, table].nbytes / 2**20, 1),
-    }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
     }
 
 

@@ -1,7 +1,7 @@
 """`--trace`: one line for each step, for people, and the same as JSON lines, for plots and tests. Torch-free."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from .scheduler import Scheduler, SchedulerOutput
@@ -31,20 +31,14 @@ def record(step: int, scheduler: Scheduler, scheduled: SchedulerOutput) -> dict[
 
 def line(entry: dict[str, Any]) -> str:
     """One record in columns."""
-    cells = [", ".join(entry[name]) if name == "preempted" else str(entry[name]) for name in COLUMNS]
-    return "".join(
-        cell.rjust(width) if width else f"  {cell}" for cell, width in zip(cells, WIDTHS, strict=True)
-    ).rstrip()
+    return _columns([", ".join(entry[name]) if name == "preempted" else str(entry[name]) for name in COLUMNS])
 
 
 def tracer(scheduler: Scheduler, out: TextIO | None, jsonl: TextIO | None) -> Callable[[SchedulerOutput], None]:
     """A function for `LLMEngine.on_step` that writes every step to `out` and to `jsonl`, where they are given."""
     num_steps = 0
     if out is not None:
-        print(
-            "".join(name.rjust(width) if width else f"  {name}" for name, width in zip(COLUMNS, WIDTHS, strict=True)),
-            file=out,
-        )
+        print(_columns(COLUMNS), file=out)
 
     def on_step(scheduled: SchedulerOutput) -> None:
         nonlocal num_steps
@@ -56,3 +50,9 @@ def tracer(scheduler: Scheduler, out: TextIO | None, jsonl: TextIO | None) -> Ca
             print(json.dumps(entry), file=jsonl)
 
     return on_step
+
+
+def _columns(cells: Sequence[str]) -> str:
+    return "".join(
+        cell.rjust(width) if width else f"  {cell}" for cell, width in zip(cells, WIDTHS, strict=True)
+    ).rstrip()

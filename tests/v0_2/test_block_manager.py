@@ -205,7 +205,5 @@ class TestAnyOrder(AnyOrder.TestCase):
     settings = settings(
         max_examples=100,
         stateful_step_count=60,
-        deadline=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
     )

@@ -120,8 +120,6 @@ def test_any_arrivals_lengths_and_aborts_keep_every_invariant_and_every_request_
         settings=settings(
             max_examples=150,
             stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )
