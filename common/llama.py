@@ -83,7 +83,11 @@ class Llama:
     def from_folder(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> "Llama":
         """Load a checkpoint in Hugging Face layout; raises `ModelError` where it is not a whole Llama."""
         config = ModelConfig.from_folder(folder)
-        return cls(config, load_weights(folder, config, device, dtype))
+        weights = load_weights(folder, config, device, dtype)
+        for name, tensor in weights.items():
+            if tensor.ndim == 2 and name != "embed_tokens":  # which is looked up by row, also where it is the head
+                weights[name] = pack(tensor)
+        return cls(config, weights)
 
     def forward(
         self,
@@ -137,22 +141,24 @@ class Llama:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`: `[T, in_features] -> [T, out_features]`.
+    """`x @ weight.T + bias`: `[T, in_features] -> [T, out_features]`; `weight` plain, or as `pack` returns it."""
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
 
-    In float32 on a CPU the same product is computed as `(weight @ x.T).T`: a tall matrix times a narrow one is up to
-    four times as fast as the reverse, and no slower for long prompts. One row alone would go to the library's
-    matrix-vector code, which takes twice as long as a product with two rows: so it is doubled. Both orders add up the
-    same products, and differ in rounding only. Measured in design.md, "The matrix product on a CPU".
+
+def pack(weight: Tensor) -> Tensor:
+    """A matrix in the order in which oneDNN's product reads it, where there is one: float32 on a CPU.
+
+    The plain product brings the matrix into such an order anew in every step, or does without and is slow; done once,
+    a step's products take a third to three quarters of their time (design.md, "The matrix product on a CPU"). The
+    two operators are those that `torch.compile` uses for frozen weights. They are not public: without them, as in
+    builds of PyTorch without oneDNN, a matrix stays as it is.
     """
-    if x.device.type != "cpu" or x.dtype != torch.float32:
-        return F.linear(x, weight, bias)
-    if x.shape[0] == 1:
-        out = torch.mm(weight, x.expand(2, -1).contiguous().t()).t()[:1].contiguous()
-    else:
-        # Rows one after the other, as the result of the last product may not have them: given columns, the library
-        # takes a path that is up to four times as slow.
-        out = torch.mm(weight, x.contiguous().t()).t()
-    return out if bias is None else out + bias
+    usable = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not usable or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # None: for any number of rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

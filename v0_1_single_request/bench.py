@@ -6,6 +6,7 @@ Ratios are taken within one run, the engines alternating, since machines differ 
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from common.llama import Llama, linear
+from common.config import ModelConfig
+from common.llama import Llama, linear, pack
 from common.recipe import recipe, spread
 from common.sampling import sample
 from common.sampling_params import SamplingParams, SamplingState
-from common.weights import resolve
+from common.weights import expected_shapes, load_weights, resolve
 
 from .kv_cache import KVCache
 from .llm import LLM
@@ -171,9 +172,7 @@ def load_once(folder: str) -> None:
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()
-    tensors = [getattr(layer, name) for layer in model.layers for name in layer.__slots__]
-    tensors += [model.embed_tokens, model.norm]  # lm_head is embed_tokens: the default model ties them
-    weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    weights = 4 * sum(math.prod(shape) for shape in expected_shapes(model.config).values())
     print(json.dumps({"seconds": seconds, "peak_over_weights": (max(peak, _rss_anon()) - base) / weights}))
 
 
@@ -228,18 +227,20 @@ def _real_logits(llm: LLM) -> torch.Tensor:
 
 @torch.inference_mode()
 def measure_linear(folder: Path, repeats: int) -> dict[str, Any]:
-    """Milliseconds for all matrix products of one step, by rows: `F.linear`, and `common.llama.linear`."""
-    model = Llama.from_folder(folder, torch.device("cpu"), torch.float32)
-    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    matrices = [getattr(layer, name) for layer in model.layers for name in names] + [model.lm_head]
+    """Milliseconds for all matrix products of one step, by rows: with the matrices as they are, and packed."""
+    config = ModelConfig.from_folder(folder)
+    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
+    weights = load_weights(folder, config, torch.device("cpu"), torch.float32)
+    plain = [tensor for name, tensor in weights.items() if name.endswith(names)]
+    packed = [pack(matrix) for matrix in plain]
 
-    def step(product: Callable[..., torch.Tensor], rows: int) -> Callable[[], Any]:
+    def step(matrices: list[torch.Tensor], rows: int) -> Callable[[], Any]:
         inputs = {width: torch.randn(rows, width) for width in {matrix.shape[1] for matrix in matrices}}
-        return lambda: [product(inputs[matrix.shape[1]], matrix) for matrix in matrices]
+        return lambda: [linear(inputs[matrix.shape[1]], matrix) for matrix in matrices]
 
     table = {}
     for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        times = _time_all({"F.linear": step(F.linear, rows), "ours": step(linear, rows)}, repeats, calls=3)
+        times = _time_all({"plain": step(plain, rows), "packed": step(packed, rows)}, repeats, calls=3)
         table[str(rows)] = {name: spread["median"] for name, spread in times.items()}
     return {"what": "median ms for all linear layers of one step, by rows (tokens in the step)", "rows": table}
 

@@ -5,7 +5,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from common.config import ModelConfig
-from common.llama import Llama, apply_rope, linear, mlp, rms_norm, rope_cos_sin, rope_inv_freq
+from common.llama import Llama, apply_rope, linear, mlp, pack, rms_norm, rope_cos_sin, rope_inv_freq
+from common.weights import load_weights
 from tests.kit.checkpoints import tiny_llama
 from tests.kit.models import OneShotCache
 
@@ -127,15 +128,44 @@ def test_packed_sequences_do_not_see_each_other(variant):
         close(rows, hf(sequence[None]).logits[0])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 17, 100])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 17, 100])
 @pytest.mark.parametrize("bias", [None, torch.linspace(-3, 3, 96)])
-def test_linear_is_the_same_product_whichever_way_it_is_computed(rows, bias):
+def test_linear_is_the_same_product_with_a_plain_and_with_a_packed_matrix(rows, bias):
     x, weight = torch.randn(rows, 64), torch.randn(96, 64)
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
-    out = linear(x, weight, bias)
-    assert out.shape == (rows, 96)
-    torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=0)
-    assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
+    for matrix in (weight, pack(weight)):
+        out = linear(x, matrix, bias)
+        assert out.shape == (rows, 96)
+        torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=0)
+
+
+def test_a_matrix_is_packed_in_float32_only_and_where_onednn_is(monkeypatch):
+    weight = torch.randn(96, 64)
+    assert pack(weight).is_mkldnn == torch.backends.mkldnn.is_available()
+    assert pack(weight.bfloat16()).layout is torch.strided
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert pack(weight) is weight
+
+
+def test_packed_and_plain_matrices_give_the_same_logits_and_greedy_tokens(tmp_path):
+    tiny_llama(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    packed = Llama.from_folder(tmp_path, CPU, torch.float32)
+    plain = Llama(config, load_weights(tmp_path, config, CPU, torch.float32))
+    if torch.backends.mkldnn.is_available():
+        assert packed.lm_head.is_mkldnn  # or nothing would be compared
+        assert packed.layers[1].down_proj.is_mkldnn
+    assert not plain.lm_head.is_mkldnn
+    sequences = [torch.tensor([1, 5, 9]), torch.tensor([1, 5, 9])]
+    for _ in range(20):
+        logits = []
+        for i, model in enumerate((packed, plain)):
+            length = len(sequences[i])
+            hidden = model.forward(sequences[i], torch.arange(length), OneShotCache([length]))
+            logits.append(model.logits(hidden))
+            sequences[i] = torch.cat([sequences[i], logits[i][-1:].argmax(-1)])
+        close(*logits)
+        assert torch.equal(*sequences)
 
 
 @pytest.mark.real_model
