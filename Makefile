@@ -19,6 +19,8 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@$(BIN)/python -m v0_2_block_manager "Why is the sky blue?" --max-tokens 128 --show-blocks
 	@echo; echo "v0.3: eight questions at once, in a pool so small that some are preempted"
 	@$(BIN)/python -m v0_3_scheduler --prompts v0_3_scheduler/results/questions.txt --num-blocks 22 --max-tokens 40
+	@echo; echo "The same eight questions through each of them"
+	@$(BIN)/python -m tools.demo
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
 	$(BIN)/python -m pytest

@@ -125,6 +125,7 @@ def run(main: Callable[[], None]) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         if isinstance(error, BrokenPipeError):  # nobody reads any more (`... | head`)
             return 141
-        print(f"error: {error.strerror or error}", file=sys.stderr)
+        file = f"{error.filename}: " if error.filename else ""
+        print(f"error: {file}{error.strerror or error}", file=sys.stderr)
         return 1
     return 0

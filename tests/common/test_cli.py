@@ -243,6 +243,15 @@ def test_a_full_disk_is_told_in_one_sentence(
     assert capsys.readouterr().err == "error: No space left on device\n"
 
 
+def test_an_error_of_the_file_system_names_its_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    missing = tmp_path / "no folder" / "trace.jsonl"
+    assert cli.run(lambda: open(missing, "w").close()) == 1
+    assert capsys.readouterr().err == f"error: {missing}: No such file or directory\n"
+
+
 def test_the_prompt_is_read_from_a_pipe_as_it_is_but_for_the_last_newline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", pipe(b"  Why is\nthe sky blue?\n\n"))
     assert cli.read_prompt() == "  Why is\nthe sky blue?\n"

@@ -1,0 +1,42 @@
+"""The closing table of the demo: the same tokens from every milestone that is asked."""
+
+import pytest
+
+from tools import demo
+
+
+@pytest.fixture
+def questions(tmp_path):
+    file = tmp_path / "questions.txt"
+    file.write_text("Hi\nHow are you?\n")
+    return file
+
+
+def test_every_milestone_has_a_row_and_the_answers_are_printed_once(tiny, questions, capsys):
+    names = ["v0_1_single_request", "v0_3_scheduler"]
+    code = demo.main([*names, "--prompts", str(questions), "--max-tokens", "5", "--model", str(tiny.folder)])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert [line.split()[0] for line in err.split("\n") if line.strip().startswith("v0_")] == names
+    assert "The same 10 tokens from each." in err
+    assert out.count("\n") >= 2
+
+
+def test_a_milestone_that_gives_other_tokens_is_named_and_the_exit_code_is_1(questions, capsys, monkeypatch):
+    def run(name, *_):
+        tokens = [[1], [2]] if name == "v0_1_single_request" else [[1], [3]]
+        return {"seconds": 1.0, "waits": [0.5, 1.0], "token_ids": tokens, "texts": ["a", "b"]}
+
+    monkeypatch.setattr(demo, "_run", run)
+    assert demo.main(["v0_1_single_request", "v0_2_block_manager", "--prompts", str(questions)]) == 1
+    assert "v0_2_block_manager gave other tokens than v0_1_single_request" in capsys.readouterr().err
+
+
+def test_an_unknown_milestone_is_refused_with_the_known_ones(questions, capsys):
+    assert demo.main(["v0_9", "--prompts", str(questions)]) == 1
+    assert "There is no milestone v0_9: choose from v0_1_single_request" in capsys.readouterr().err
+
+
+def test_a_milestone_that_fails_is_named(questions, capsys):
+    assert demo.main(["v0_1_single_request", "--prompts", str(questions), "--model", "/nowhere"]) == 1
+    assert "v0_1_single_request ended with exit code 1" in capsys.readouterr().err

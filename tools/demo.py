@@ -1,0 +1,106 @@
+"""The same questions through every milestone, and one table of what each made of them: `python -m tools.demo`.
+
+Each milestone runs in a process of its own, the newest last. All must give the same greedy tokens; where one does not,
+the exit code is 1.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from common.cli import read_lines, run
+from common.errors import ModelError
+from tools.ledger import load_ledger
+
+ROOT = Path(__file__).parent.parent
+QUESTIONS = ROOT / "v0_3_scheduler" / "results" / "questions.txt"
+
+# Runs in the process of one milestone. One short answer first: what is done once a process belongs to no question.
+CHILD = """
+import importlib, json, sys, time
+name, model, questions, max_tokens = json.loads(sys.argv[1])
+package = importlib.import_module(name)
+llm = package.LLM(model)
+prompts = [llm.tokenizer.chat_token_ids([{"role": "user", "content": question}]) for question in questions]
+params = package.SamplingParams(temperature=0.0, max_tokens=max_tokens)
+llm.generate(prompts[:1], package.SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
+start = time.perf_counter()
+outputs = llm.generate(prompts, params)
+print(json.dumps({
+    "seconds": time.perf_counter() - start,
+    "waits": [output.metrics.first_token_time - start for output in outputs],
+    "token_ids": [output.outputs[0].token_ids for output in outputs],
+    "texts": [output.outputs[0].text for output in outputs],
+}))
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the milestones of `argv`, or all; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__)
+    parser.add_argument("milestones", nargs="*", metavar="MILESTONE", help="packages (default: all of the ledger)")
+    parser.add_argument("--prompts", default=str(QUESTIONS), metavar="FILE", help="questions, one a line")
+    parser.add_argument("--max-tokens", type=int, default=40)
+    parser.add_argument("--model", help="what the milestones' --model takes (default: the default model)")
+    args = parser.parse_args(argv)
+    return run(lambda: _demo(args))
+
+
+def _demo(args: argparse.Namespace) -> None:
+    questions = read_lines(args.prompts)
+    console = Console(highlight=False, stderr=True)
+    known = {milestone.name: milestone for milestone in load_ledger(ROOT)}
+    unknown = [name for name in args.milestones if name not in known]
+    if unknown:
+        raise ModelError(f"There is no milestone {unknown[0]}: choose from {', '.join(known)}.")
+    results: dict[str, dict[str, Any]] = {}
+    for name in args.milestones or known:
+        console.print(f"{known[name].title}: {len(questions)} questions", style="dim")
+        results[name] = _run(name, args.model, questions, args.max_tokens)
+    first = next(iter(results.values()))
+    for question, text in zip(questions, first["texts"], strict=True):
+        console.print(f"> {question}", style="bold", markup=False)
+        print(text, flush=True)
+    console.print(_table(results))
+    wrong = [name for name, result in results.items() if result["token_ids"] != first["token_ids"]]
+    if wrong:
+        raise ModelError(f"{', '.join(wrong)} gave other tokens than {next(iter(results))}: run its tests.")
+    print(f"The same {sum(map(len, first['token_ids']))} tokens from each.", file=sys.stderr)
+
+
+def _run(name: str, model: str | None, questions: list[str], max_tokens: int) -> dict[str, Any]:
+    argument = json.dumps([name, model, questions, max_tokens])
+    done = subprocess.run([sys.executable, "-c", CHILD, argument], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise ModelError(f"{name} ended with exit code {done.returncode}: what it said is above.")
+    return json.loads(done.stdout)
+
+
+def _table(results: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("milestone")
+    for title in ("seconds", "output rate", "mean TTFT", "longest TTFT"):
+        table.add_column(title, justify="right")
+    for name, result in results.items():
+        rate = sum(map(len, result["token_ids"])) / result["seconds"]
+        waits = result["waits"]
+        table.add_row(
+            name,
+            f"{result['seconds']:.1f}",
+            f"{rate:.1f} tok/s",
+            f"{statistics.mean(waits):.2f} s",
+            f"{max(waits):.2f} s",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
