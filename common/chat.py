@@ -8,7 +8,7 @@ transformers, so that a server can refuse a request before it touches the engine
 from collections.abc import Mapping
 from typing import Any
 
-from common.errors import RequestError
+from common.errors import RequestError, shown
 
 # What each role is called in a template. OpenAI renamed `system` to `developer`; templates know only the old name.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -25,7 +25,7 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
         RequestError: with `param="messages"`; an empty list has `code="empty_array"`, as at OpenAI.
     """
     if not isinstance(messages, list | tuple):
-        raise _refusal(f"messages must be a list of objects with role and content, got {messages!r:.80}.")
+        raise _refusal(f"messages must be a list of objects with role and content, got {shown(messages)}.")
     if not messages:
         raise _refusal("messages is empty: a chat needs at least one message.", code="empty_array")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
@@ -33,10 +33,10 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
 
 def _message(where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise _refusal(f"{where} must be an object with role and content, got {message!r:.80}.")
+        raise _refusal(f"{where} must be an object with role and content, got {shown(message)}.")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise _refusal(f"{where} has the role {role!r:.80}: it must be one of {', '.join(ROLES)}.")
+        raise _refusal(f"{where} has the role {shown(role)}: it must be one of {', '.join(ROLES)}.")
     for name in NOT_SUPPORTED:
         if message.get(name):
             raise _refusal(f"{where} has {name}, which is not supported.")
@@ -46,7 +46,7 @@ def _message(where: str, message: object) -> dict[str, Any]:
     for name in PASSED_ON:
         if (value := message.get(name)) is not None:
             if not isinstance(value, str):
-                raise _refusal(f"{where}.{name} must be a string, got {value!r:.80}.")
+                raise _refusal(f"{where}.{name} must be a string, got {shown(value)}.")
             result[name] = value
     return result
 
@@ -57,18 +57,18 @@ def _text(where: str, content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
-        raise _refusal(f"{where}.content must be a string or a list of parts, got {content!r:.80}.")
+        raise _refusal(f"{where}.content must be a string or a list of parts, got {shown(content)}.")
     return "\n".join(_part(f"{where}.content[{index}]", part) for index, part in enumerate(content))
 
 
 def _part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
-        raise _refusal(f"{where} must be an object with type and text, got {part!r:.80}.")
+        raise _refusal(f"{where} must be an object with type and text, got {shown(part)}.")
     if part.get("type") != "text":
-        raise _refusal(f"{where} has the type {part.get('type')!r:.80}: only text is supported.")
+        raise _refusal(f"{where} has the type {shown(part.get('type'))}: only text is supported.")
     text = part.get("text")
     if not isinstance(text, str):
-        raise _refusal(f"{where}.text must be a string, got {text!r:.80}.")
+        raise _refusal(f"{where}.text must be a string, got {shown(text)}.")
     return text
 
 

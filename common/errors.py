@@ -5,6 +5,16 @@ sentence without a traceback, and the server (v0.4) turns a `RequestError` into 
 Everything else that is raised is a fault of ours and keeps its traceback.
 """
 
+import reprlib
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 80, 80
+
+
+def shown(value: object) -> str:
+    """What the caller gave, for a message: its `repr`, but never long, and never too deep to be written."""
+    return _REPR.repr(value)
+
 
 class ModelError(ValueError):
     """The model cannot be loaded: the message says why, and what to do next."""

@@ -151,11 +151,12 @@ def pack(weight: Tensor) -> Tensor:
     """A matrix in the order in which oneDNN's product reads it, where there is one: float32 on a CPU.
 
     The plain product brings the matrix into such an order anew in every step, or does without and is slow; done once,
-    a step's products take a third to three quarters of their time (design.md, "The matrix product on a CPU"). The
+    a step's products take a fifth to two fifths of their time (design.md, "The matrix product on a CPU"). The
     two operators are those that `torch.compile` uses for frozen weights. They are not public: without them, as in
     builds of PyTorch without oneDNN, a matrix stays as it is.
     """
-    usable = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    operators = ("_linear_pointwise", "_reorder_linear_weight")
+    usable = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
     if not usable or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # None: for any number of rows

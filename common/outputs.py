@@ -1,7 +1,7 @@
 """What a caller gets back: vLLM's shapes, without its tensors. Torch-free."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -35,7 +35,10 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Clock readings of one request, in seconds of `time.perf_counter()`, and the memory its KV took, in bytes."""
+    """Clock readings of one request, in seconds of `time.perf_counter()`, and the memory its KV took, in bytes.
+
+    The bytes are told by v0.1 and v0.2, which serve one request at a time; from v0.3 on they are 0.
+    """
 
     arrival_time: float
     first_token_time: float = 0.0
@@ -99,3 +102,43 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+
+    def extend(self, delta: "RequestOutput") -> None:
+        """Append what a later step added; a choice that is new here is taken over."""
+        choices = {choice.index: choice for choice in self.outputs}
+        for choice in delta.outputs:
+            choices.setdefault(choice.index, CompletionOutput(choice.index)).extend(choice)
+        self.outputs = [choices[index] for index in sorted(choices)]
+        self.finished = delta.finished
+
+
+class OutputStream:
+    """A request's deltas. However it is left, closed, dropped, by an error or at its end, the request is left, too.
+
+    A generator alone would not do: one that was never started does not reach its `finally`.
+
+    Args:
+        outputs: the deltas.
+        leave: called when nobody wants more of them, perhaps more than once.
+    """
+
+    def __init__(self, outputs: Iterator[RequestOutput], leave: Callable[[], None]) -> None:
+        self._outputs, self._leave = outputs, leave
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        try:
+            return next(self._outputs)
+        except BaseException:  # the end, too
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the stream; what has not ended is aborted."""
+        self._outputs = iter(())
+        self._leave()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,12 +1,13 @@
 """What callers give as prompts, in one form: text or token ids, one or many. Torch-free, changes in no milestone."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from common.errors import RequestError
+from common.errors import RequestError, shown
 from common.sampling_params import SamplingParams, check_token_ids
 
 Prompt = str | list[int]
+T = TypeVar("T")
 
 
 class Encoder(Protocol):
@@ -53,7 +54,7 @@ def encode(prompt: Prompt, tokenizer: Encoder, vocab_size: int) -> list[int]:
     elif isinstance(prompt, list | tuple) and all(type(item) is int for item in prompt):
         token_ids = list(prompt)
     else:
-        raise RequestError(f"A prompt must be text or a list of token ids, got {prompt!r:.80}.", param="prompt")
+        raise RequestError(f"A prompt must be text or a list of token ids, got {shown(prompt)}.", param="prompt")
     if not token_ids:
         raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
     # Text, too: a tokenizer may have added tokens for which the model has no embedding.
@@ -68,9 +69,24 @@ def params_for_each(
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
     if not isinstance(sampling_params, list | tuple) or not all(isinstance(p, SamplingParams) for p in sampling_params):
-        raise RequestError(f"sampling_params must be SamplingParams, or a list of them, got {sampling_params!r:.80}.")
+        raise RequestError(f"sampling_params must be SamplingParams, or a list of them, got {shown(sampling_params)}.")
     if len(sampling_params) != num_prompts:
         raise RequestError(
             f"There are {num_prompts} prompts but {len(sampling_params)} sampling_params: give one, or one for each."
         )
     return list(sampling_params)
+
+
+def for_each(function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+    """`function` of each prompt, with what belongs to it in further columns; an error among several says of which."""
+    rows = list(zip(*columns, strict=True))
+    results = []
+    for number, row in enumerate(rows, 1):
+        try:
+            results.append(function(*row))
+        except RequestError as error:
+            if len(rows) == 1:
+                raise
+            message = f"Prompt {number} of {len(rows)}: {error}"
+            raise RequestError(message, param=error.param, code=error.code) from None
+    return results

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import RequestError
+from common.errors import RequestError, shown
 
 FinishReason = tuple[str, int | str | None]  # finish_reason and stop_reason, as CompletionOutput has them
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit for top_logprobs
@@ -82,7 +82,7 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}.", param=name)
+                raise RequestError(f"{name} must be true or false, got {shown(getattr(self, name))}.", param=name)
         # One form inside, whatever the caller wrote: tuples, and a dict with integer keys.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
@@ -204,7 +204,7 @@ def check_token_ids(name: str, token_ids: Sequence[int] | Mapping[int, Any], voc
 def _integer(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
     # bool is an int to Python, but `"max_tokens": true` is a mistake.
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, got {value!r}.", param=name)
+        raise RequestError(f"{name} must be an integer, got {shown(value)}.", param=name)
     _in_range(name, value, low, high)
 
 
@@ -212,7 +212,7 @@ def _number(
     name: str, value: object, low: float | None = None, high: float | None = None, *, above_low: bool = False
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-        raise RequestError(f"{name} must be a finite number, got {value!r}.", param=name)
+        raise RequestError(f"{name} must be a finite number, got {shown(value)}.", param=name)
     _in_range(name, value, low, high, above_low=above_low)
 
 
@@ -228,13 +228,15 @@ def _in_range(name: str, value: float, low: float | None, high: float | None, *,
     if too_low or (high is not None and value > high):
         lower = "" if low is None else f"above {low:g}" if above_low else f"at least {low:g}"
         upper = "" if high is None else f"at most {high:g}"
-        raise RequestError(f"{name} must be {' and '.join(filter(None, (lower, upper)))}, got {value!r}.", param=name)
+        raise RequestError(
+            f"{name} must be {' and '.join(filter(None, (lower, upper)))}, got {shown(value)}.", param=name
+        )
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
-        raise RequestError(f"stop must be a string or a list of strings, got {stop!r}.", param="stop")
+        raise RequestError(f"stop must be a string or a list of strings, got {shown(stop)}.", param="stop")
     if "" in strings:
         raise RequestError("stop must not hold an empty string: it would match at once.", param="stop")
     return tuple(strings)
@@ -243,7 +245,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 def _token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     ids = () if token_ids is None else token_ids
     if not isinstance(ids, list | tuple):
-        raise RequestError(f"{name} must be a list of token ids, got {token_ids!r}.", param=name)
+        raise RequestError(f"{name} must be a list of token ids, got {shown(token_ids)}.", param=name)
     for token_id in ids:
         _integer(name, token_id)
     return tuple(ids)
@@ -253,12 +255,12 @@ def _logit_bias(logit_bias: object) -> dict[int, float] | None:
     if logit_bias is None:
         return None
     if not isinstance(logit_bias, Mapping):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {logit_bias!r}.", param="logit_bias")
+        raise RequestError(f"logit_bias must map token ids to numbers, got {shown(logit_bias)}.", param="logit_bias")
     biases = {}
     for key, bias in logit_bias.items():
         # JSON has only string keys.
         if type(key) is not int and not (isinstance(key, str) and re.fullmatch("-?[0-9]{1,19}", key)):
-            raise RequestError(f"logit_bias has the key {key!r}, which is no token id.", param="logit_bias")
+            raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id.", param="logit_bias")
         _number("logit_bias", bias, -100.0, 100.0)
         biases[int(key)] = float(bias)
     return biases or None

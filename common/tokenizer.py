@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.chat import normalize_messages
-from common.errors import ModelError, RequestError
+from common.errors import ModelError, RequestError, shown
 
 if TYPE_CHECKING:
     import tokenizers
@@ -120,7 +120,7 @@ class Tokenizer:
             if chat[-1]["role"] != "assistant":
                 raise RequestError(
                     f"continue_final_message needs an assistant's message at the end, not one of role "
-                    f"{chat[-1]['role']!r}.",
+                    f"{shown(chat[-1]['role'])}.",
                     param="continue_final_message",
                 )
         return self._render(chat, add_generation_prompt, continue_final_message)
@@ -163,7 +163,7 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         if not isinstance(text, str):
-            raise RequestError(f"{param} must be a string, got {text!r:.80}.", param=param)
+            raise RequestError(f"{param} must be a string, got {shown(text)}.", param=param)
         try:
             text.encode()  # half of a surrogate pair, which JSON can write ("\ud83d"), is no text
         except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Amounts of memory, as people write and read them. Torch-free, changes in no milestone."""
+"""Amounts, as people write and read them: of memory, and of things. Torch-free, changes in no milestone."""
 
 import re
 
@@ -20,6 +20,12 @@ def parse_bytes(amount: str | int, name: str) -> int:
     if not 1 <= num_bytes < 2**63:
         raise ModelError(f"{name} must be above zero and within what a computer can address, got {amount!r:.40}.")
     return int(num_bytes)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise a `ModelError` unless `value` is an integer of at least 1; `name` says which argument it was."""
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{name} must be at least 1, got {value!r}.")
 
 
 def format_bytes(num_bytes: float) -> str:

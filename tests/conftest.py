@@ -131,3 +131,26 @@ def load(milestone: ModuleType) -> Callable[[Path], Any]:
         return _LOADED[key]
 
     return build
+
+
+@pytest.fixture
+def serve(milestone: ModuleType) -> Callable[..., Any]:
+    """`with serve(model, ...) as server`: the milestone's server on a real socket; see `tests.kit.server.running`."""
+    from tests.kit.server import running
+
+    return functools.partial(running, milestone)
+
+
+@pytest.fixture
+def serve_script(serve: Callable[..., Any]) -> Callable[..., Any]:
+    """`with serve_script(ids) as server`: a server around SCRIPT, whose script begins after `server.chat()`'s prompt.
+
+    With `prompt_len` it begins after a prompt of that length, such as the 2 of `server.complete()`.
+    """
+    from tests.kit.server import USER
+
+    def build(script: list[int], prompt_len: int | None = None, **options: Any) -> Any:
+        prompt_len = prompt_len or len(byte_tokenizer().chat_token_ids(USER))
+        return serve(ScriptModel(script, prompt_len), **({"num_blocks": 200, "block_size": 4} | options))
+
+    return build

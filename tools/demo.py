@@ -9,6 +9,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from common.cli import read_lines, run
 from common.errors import ModelError
+from common.sampling_params import SamplingParams
 from tools.ledger import load_ledger
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +36,7 @@ params = package.SamplingParams(temperature=0.0, max_tokens=max_tokens)
 llm.generate(prompts[:1], package.SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
 start = time.perf_counter()
 outputs = llm.generate(prompts, params)
-print(json.dumps({
+print("RESULT " + json.dumps({
     "seconds": time.perf_counter() - start,
     "waits": [output.metrics.first_token_time - start for output in outputs],
     "token_ids": [output.outputs[0].token_ids for output in outputs],
@@ -58,11 +60,10 @@ def _demo(args: argparse.Namespace) -> None:
     questions = read_lines(args.prompts)
     console = Console(highlight=False, stderr=True)
     known = {milestone.name: milestone for milestone in load_ledger(ROOT)}
-    unknown = [name for name in args.milestones if name not in known]
-    if unknown:
-        raise ModelError(f"There is no milestone {unknown[0]}: choose from {', '.join(known)}.")
+    SamplingParams(max_tokens=args.max_tokens)  # which may refuse it
+    names = [_full_name(name, known) for name in args.milestones] or list(known)
     results: dict[str, dict[str, Any]] = {}
-    for name in args.milestones or known:
+    for name in names:
         console.print(f"{known[name].title}: {len(questions)} questions", style="dim")
         results[name] = _run(name, args.model, questions, args.max_tokens)
     first = next(iter(results.values()))
@@ -76,12 +77,21 @@ def _demo(args: argparse.Namespace) -> None:
     print(f"The same {sum(map(len, first['token_ids']))} tokens from each.", file=sys.stderr)
 
 
+def _full_name(name: str, known: Iterable[str]) -> str:
+    """`v0_3` is `v0_3_scheduler`."""
+    full = next((milestone for milestone in known if milestone == name or milestone.startswith(f"{name}_")), None)
+    if full is None:
+        raise ModelError(f"There is no milestone {name}: choose from {', '.join(known)}.")
+    return full
+
+
 def _run(name: str, model: str | None, questions: list[str], max_tokens: int) -> dict[str, Any]:
     argument = json.dumps([name, model, questions, max_tokens])
     done = subprocess.run([sys.executable, "-c", CHILD, argument], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise ModelError(f"{name} ended with exit code {done.returncode}: what it said is above.")
-    return json.loads(done.stdout)
+    [result] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]  # libraries print, too
+    return json.loads(result.removeprefix("RESULT "))
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:

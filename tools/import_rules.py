@@ -19,7 +19,17 @@ from pathlib import Path
 import grimp
 
 HEAVY = ("torch", "transformers")  # seconds to import, and no business of a policy
-POLICY_MODULES = ("block_manager", "request", "scheduler", "engine", "engine_args")  # in a milestone
+POLICY_MODULES = (  # in a milestone, where it has them
+    "block_manager",
+    "request",
+    "scheduler",
+    "engine",
+    "engine_args",
+    "async_engine",
+    "server_args",
+    "protocol",
+    "metrics",
+)
 TORCH_FREE_COMMON = (
     "errors",
     "sampling_params",

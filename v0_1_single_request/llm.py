@@ -120,9 +120,7 @@ class LLM:
     def _requests(self, prompts: Sequence[Prompt], all_params: Sequence[SamplingParams]) -> list[Request]:
         """Check all prompts, and only then make requests of them: one that is refused changes nothing."""
         arrival_time = time.perf_counter()
-        token_ids = [prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size) for prompt in prompts]
-        for ids, params in zip(token_ids, all_params, strict=True):
-            check_request(len(ids), params, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+        token_ids = prompt_forms.for_each(self._validate, prompts, all_params)
         requests = []
         for prompt, ids, params in zip(prompts, token_ids, all_params, strict=True):
             text = prompt if isinstance(prompt, str) else None
@@ -131,12 +129,16 @@ class LLM:
             self._num_requests += 1
         return requests
 
+    def _validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """The token ids of a prompt that can be served."""
+        token_ids = prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size)
+        check_request(len(token_ids), params, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+        return token_ids
+
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         """Run requests one after the other, and put the deltas of each together."""
-        return [
-            self._collect(request)
-            for request in tqdm(requests, desc="Requests", disable=None if use_tqdm else True, delay=1.0)
-        ]
+        bar = tqdm(requests, desc="Requests", disable=None if use_tqdm else True, delay=1.0)
+        return [self._collect(request) for request in bar]
 
     def _collect(self, request: Request) -> RequestOutput:
         choices = [CompletionOutput(index) for index in range(request.params.n)]

@@ -38,7 +38,7 @@ class KVCache:
         except RuntimeError:
             needed = format_bytes(math.prod(shape) * dtype.itemsize)
             raise ModelError(
-                f"The KV pool needs {needed}, more than there is: lower kv_cache_memory or num_blocks."
+                f"The KV pool needs {needed}, more than there is: lower kv_cache_memory, num_blocks or block_size."
             ) from None
         self.block_size = block_size
         self.attention = attention

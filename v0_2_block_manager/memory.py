@@ -38,16 +38,8 @@ def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> Po
     """Decide how many blocks there are.
 
     Raises:
-        ModelError: the arguments contradict each other, or there is not room for one block.
+        ModelError: there is not room for one block.
     """
-    for name in ("block_size", "num_blocks"):
-        value = getattr(args, name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ModelError(f"{name} must be at least 1, got {value!r}.")
-    if not 0.0 < args.gpu_memory_utilization <= 1.0:
-        raise ModelError(f"gpu_memory_utilization must be above 0 and at most 1, got {args.gpu_memory_utilization}.")
-    if args.num_blocks is not None and args.kv_cache_memory is not None:
-        raise ModelError("num_blocks and kv_cache_memory both say how large the pool is: give one of them.")
     max_context = None
     if args.num_blocks is not None:
         return _describe(args, model, args.num_blocks, "as asked")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import prompts as prompt_forms
-from common.errors import ModelError, RequestError
+from common.errors import RequestError
 from common.outputs import RequestMetrics, RequestOutput
 from common.prompts import Prompt
 from common.sampling_params import SamplingParams, SamplingState, check_request
@@ -55,7 +55,6 @@ class LLMEngine:
         from .model_runner import ModelRunner
 
         args = EngineArgs(**engine_args)
-        _check_args(args)
         self.model, self.tokenizer = loading.load(model, tokenizer, device=args.device, dtype=args.dtype)
         config, device, dtype = self.model.config, self.model.device, self.model.dtype
         attention = select_backend(args.attention_backend, device, dtype)
@@ -74,7 +73,7 @@ class LLMEngine:
         self.scheduler = Scheduler(
             BlockManager(self.pool.num_blocks, args.block_size),
             max_num_batched_tokens=args.max_num_batched_tokens,
-            max_num_seqs=args.max_num_seqs,
+            max_num_seqs=min(args.max_num_seqs, args.max_num_batched_tokens),  # each that runs needs a token
             max_request_len=min(self.max_model_len, self.pool.num_tokens + 1),  # the last token needs no KV
         )
         self.model_runner = ModelRunner(self.model, kv_cache, self.vocab_size)
@@ -142,19 +141,12 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the deltas of the requests that got a token. Without requests it does nothing."""
         scheduled = self.scheduler.schedule()
-        sampled = self.model_runner.run(scheduled)
+        try:
+            sampled = self.model_runner.run(scheduled)
+        except BaseException:
+            self.scheduler.preempt_all()  # whoever steps again begins where this step began
+            raise
         self.scheduler.update(scheduled, {request_id: token_id for request_id, (token_id, _) in sampled.items()})
         if self.on_step is not None:
             self.on_step(scheduled)
         return self.output_processor.process(scheduled, sampled)
-
-
-def _check_args(args: EngineArgs) -> None:
-    for name in ("max_num_batched_tokens", "max_num_seqs"):
-        if getattr(args, name) < 1:
-            raise ModelError(f"{name} must be at least 1, got {getattr(args, name)}.")
-    if args.max_num_batched_tokens < args.max_num_seqs:
-        raise ModelError(
-            f"max_num_batched_tokens ({args.max_num_batched_tokens}) must not be below max_num_seqs "
-            f"({args.max_num_seqs}): every running request needs a token of the budget."
-        )

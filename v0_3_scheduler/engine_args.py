@@ -5,10 +5,17 @@ Every milestone adds the flags of what it teaches.
 
 from dataclasses import dataclass, field
 
+from common.errors import ModelError
+from common.units import check_count, parse_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineArgs:
-    """How an engine is built; the names are vLLM's."""
+    """How an engine is built; the names are vLLM's.
+
+    Raises:
+        ModelError: a value is out of its range, or two contradict each other.
+    """
 
     model: str | None = field(
         default=None,
@@ -33,7 +40,9 @@ class EngineArgs:
         default=None,
         metadata={"help": "longest prompt plus output, in tokens (default: as model and memory allow)"},
     )
-    max_num_seqs: int = field(default=256, metadata={"help": "how many requests may run at once"})
+    max_num_seqs: int = field(
+        default=256, metadata={"help": "how many requests may run at once; never more than the token budget"}
+    )
     max_num_batched_tokens: int = field(
         default=512, metadata={"help": "token budget of a step: prompts are computed in chunks of at most this"}
     )
@@ -54,3 +63,17 @@ class EngineArgs:
             "choices": ("auto", "sdpa", "flash-attn"),
         },
     )
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            check_count(name, getattr(self, name))
+        if self.num_blocks is not None:
+            check_count("num_blocks", self.num_blocks)
+        if self.kv_cache_memory is not None:
+            parse_bytes(self.kv_cache_memory, "kv_cache_memory")
+            if self.num_blocks is not None:
+                raise ModelError("num_blocks and kv_cache_memory both say how large the pool is: give one of them.")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ModelError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."
+            )

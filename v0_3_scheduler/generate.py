@@ -1,6 +1,7 @@
 """The command line: `python -m v0_3_scheduler "Why is the sky blue?"`.
 
-The answer goes to standard output as it is written, everything else to standard error: a pipe gets the text alone.
+Answers go to standard output, a single one as it is written; everything else goes to standard error: a pipe gets the
+text alone.
 """
 
 import argparse
@@ -8,7 +9,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from common import cli
 from common.outputs import CompletionOutput, RequestOutput
@@ -19,6 +20,7 @@ from .engine_args import EngineArgs
 from .trace import tracer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from .llm import LLM
@@ -45,37 +47,48 @@ def _generate(args: argparse.Namespace) -> None:
     # Before the model is loaded, so that a wrong flag is told at once.
     params = cli.from_arguments(SamplingParams, args)
     engine_args = cli.from_arguments(EngineArgs, args)
-    prompts = args.prompts + (cli.read_lines(args.file) if args.file else [])
+    prompts = args.prompts + (cli.read_lines(args.file) if args.file is not None else [])
     prompts = prompts or [cli.read_prompt()]
 
     from rich.console import Console
 
+    console = Console(stderr=True, highlight=False)
+    with contextlib.ExitStack() as stack:
+        jsonl = stack.enter_context(open(args.trace_file, "w")) if args.trace_file is not None else None
+        _answer(args, prompts, params, engine_args, console, jsonl)
+
+
+def _answer(
+    args: argparse.Namespace,
+    prompts: list[str],
+    params: SamplingParams,
+    engine_args: EngineArgs,
+    console: "Console",
+    jsonl: TextIO | None,
+) -> None:
     from .llm import LLM
 
-    console = Console(stderr=True, highlight=False)
     console.print("Loading the model...", style="dim")  # no spinner: it would fight with the loaders' progress bars
     llm = LLM(**dataclasses.asdict(engine_args))
+    longest = min(llm.max_model_len, llm.engine.scheduler.max_request_len)
     dtype = str(llm.engine.model.dtype).removeprefix("torch.")
-    console.print(f"{dtype} on {llm.engine.model.device}, up to {llm.max_model_len} tokens a request", style="dim")
+    console.print(f"{dtype} on {llm.engine.model.device}, up to {longest} tokens a request", style="dim")
     console.print(llm.engine.pool.explanation, style="dim")
     inputs = [
         prompt if args.raw else llm.tokenizer.chat_token_ids([{"role": "user", "content": prompt}])
         for prompt in prompts
     ]
-    with contextlib.ExitStack() as stack:
-        jsonl = stack.enter_context(open(args.trace_file, "w")) if args.trace_file else None
-        if args.trace or jsonl:
-            llm.engine.on_step = tracer(llm.engine.scheduler, sys.stderr if args.trace else None, jsonl)
-        start = time.perf_counter()
-        if len(prompts) == 1:
-            outputs = [_print_stream(llm, inputs[0], params)]
-        else:
-            outputs = llm.generate(inputs, params)
-            for prompt, output in zip(prompts, outputs, strict=True):
-                console.print(f"> {prompt}", style="bold", markup=False)
-                _print_whole(output)
-        seconds = time.perf_counter() - start
-    console.print(_table(outputs, seconds))
+    if args.trace or jsonl:
+        llm.engine.on_step = tracer(llm.engine.scheduler, sys.stderr if args.trace else None, jsonl)
+    start = time.perf_counter()
+    if len(prompts) == 1:
+        outputs = [_print_stream(llm, inputs[0], params)]
+    else:
+        outputs = llm.generate(inputs, params, use_tqdm=not args.trace)  # which share a terminal
+        for prompt, output in zip(prompts, outputs, strict=True):
+            console.print(f"> {prompt}", style="bold", markup=False)
+            _print_whole(output)
+    console.print(_table(outputs, time.perf_counter() - start))
 
 
 def _print_stream(llm: "LLM", prompt: Prompt, params: SamplingParams) -> RequestOutput:

@@ -5,12 +5,14 @@
     slot_mapping   where this step's tokens go: block * block_size + offset, one slot a token
 
 A step has two kinds of requests, and attends to each kind at once: *decodes*, one new token each, whose blocks are
-gathered into one padded batch; and chunks of prompts, packed one after the other. Decodes come first.
+gathered into padded batches; and chunks of prompts, packed one after the other. Decodes come first, short ones before
+long ones: each batch is padded to its longest, so that a long request must not share one with short requests.
 
 Who owns a block is the block manager's affair; this file knows only what it is told for the step. Gathering is a copy
 that kernels which read the blocks in place avoid (v0.9).
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -21,6 +23,8 @@ from common.attention import AttentionBackend, decode_attention
 from common.config import ModelConfig
 from common.errors import ModelError
 from common.units import format_bytes
+
+MOST_PADDING = 8  # blocks, where twice a request's own would be fewer
 
 
 class KVCache:
@@ -42,7 +46,7 @@ class KVCache:
         except RuntimeError:
             needed = format_bytes(math.prod(shape) * dtype.itemsize)
             raise ModelError(
-                f"The KV pool needs {needed}, more than there is: lower kv_cache_memory or num_blocks."
+                f"The KV pool needs {needed}, more than there is: lower kv_cache_memory, num_blocks or block_size."
             ) from None
         self.block_size = block_size
         self.attention = attention
@@ -66,14 +70,18 @@ class KVCache:
         positions = first + torch.arange(len(owner), device=device) - (queries.cumsum(0) - queries)[owner]
         self.slot_mapping = tables[owner, positions // block_size] * block_size + positions % block_size
 
+        # A block that is written from its start on is new to its owner: what a former one left may be NaN.
+        new = self.slot_mapping[self.slot_mapping % block_size == 0] // block_size
+        self.kv[:, :, new] = 0
+
         num_decodes = next((i for i, query_len in enumerate(query_lens) if query_len > 1), len(query_lens))
         self.num_decodes = num_decodes
-        if num_decodes:
-            num_blocks = max(map(len, block_tables[:num_decodes]))
-            self.decode_tables = tables[:num_decodes, :num_blocks].contiguous()
-            padding = torch.arange(num_blocks * block_size, device=device) >= contexts[:num_decodes, None]
-            self.decode_mask = torch.zeros(padding.shape, device=device, dtype=self.kv.dtype)
-            self.decode_mask = self.decode_mask.masked_fill_(padding, -torch.inf)[:, None, None]  # [R, 1, 1, S]
+        self.decode_batches = []  # (which decodes, their tables [R, blocks], what is added to their scores)
+        for batch in _batches([len(table) for table in block_tables[:num_decodes]]):
+            num_blocks = max(map(len, block_tables[batch]))
+            padding = torch.arange(num_blocks * block_size, device=device) >= contexts[batch, None]
+            mask = torch.zeros(padding.shape, device=device, dtype=self.kv.dtype).masked_fill_(padding, -torch.inf)
+            self.decode_batches.append((batch, tables[batch, :num_blocks].contiguous(), mask[:, None, None]))
         self.prefill_tables = [torch.tensor(table, device=device) for table in block_tables[num_decodes:]]
         self.prefill_query_lens, self.prefill_context_lens = query_lens[num_decodes:], context_lens[num_decodes:]
 
@@ -93,10 +101,10 @@ class KVCache:
         keys, values = pool.flatten(1, 2)  # [num_blocks * block_size, num_kv_heads, head_dim] each, no copy
         keys[self.slot_mapping], values[self.slot_mapping] = k, v
         outputs = []
-        if self.num_decodes:
-            gathered = pool.index_select(1, self.decode_tables.flatten())
-            keys, values = gathered.view(2, self.num_decodes, -1, *k.shape[1:])  # [R, S, num_kv_heads, head_dim] each
-            outputs.append(decode_attention(q[: self.num_decodes], keys, values, self.decode_mask))
+        for batch, tables, mask in self.decode_batches:
+            gathered = pool.index_select(1, tables.flatten())
+            keys, values = gathered.view(2, len(tables), -1, *k.shape[1:])  # [R, S, num_kv_heads, head_dim] each
+            outputs.append(decode_attention(q[batch], keys, values, mask))
         if self.prefill_tables:
             pieces = [
                 pool.index_select(1, table).flatten(1, 2)[:, :context_len]
@@ -109,6 +117,18 @@ class KVCache:
 
 
 def _padded(block_tables: Sequence[list[int]]) -> Tensor:
-    """The tables as one `[R, longest]` tensor; what is past a table's end is never looked up with a weight above 0."""
+    """The tables as one `[R, longest]` tensor, each padded with a block of its own: others' may hold NaN."""
     longest = max(map(len, block_tables))
-    return torch.tensor([table + [0] * (longest - len(table)) for table in block_tables])
+    return torch.tensor([table + table[-1:] * (longest - len(table)) for table in block_tables])
+
+
+def _batches(num_blocks: Sequence[int]) -> list[slice]:
+    """Which decodes are gathered together, given how many blocks each has, rising: none is padded to over twice that.
+
+    A few blocks of padding cost less than another batch.
+    """
+    starts = [0] if num_blocks else []
+    for i, num in enumerate(num_blocks):
+        if num > max(2 * num_blocks[starts[-1]], num_blocks[starts[-1]] + MOST_PADDING):
+            starts.append(i)
+    return [slice(start, end) for start, end in itertools.pairwise([*starts, len(num_blocks)])]

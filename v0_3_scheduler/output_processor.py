@@ -53,13 +53,12 @@ class OutputProcessor:
         """The outputs of a step: one for each caller's request that got a token, with the deltas of its choices."""
         deltas: dict[str, list[CompletionOutput]] = {}
         for request in scheduled.requests:
-            if request.request_id not in sampled:
+            if request.request_id not in sampled or request.request_id not in self._children:  # aborted meanwhile
                 continue
             parent, index, detokenizer = self._children[request.request_id]
             token_id, logprobs = sampled[request.request_id]
             text, finish = detokenizer.step([token_id], request.finish)
             if detokenizer.stop_reason is not None:
-                request.finish = finish
                 self.finish_requests([request.request_id])
             delta = CompletionOutput(index, text, [token_id])
             delta.finish_reason, delta.stop_reason = finish or (None, None)

@@ -7,8 +7,12 @@ blocks; under it the free blocks. Needs matplotlib, from the extra `bench`. Drop
 import argparse
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+from common import cli
+from common.errors import ModelError
 
 COLOURS = {"waits": "#d5d8e8", "prefill": "#3f51b5", "decode": "#ff9800", "preempted": "#d32f2f"}
 
@@ -17,8 +21,8 @@ def rows(entries: list[dict[str, Any]]) -> dict[str, list[tuple[int, str]]]:
     """For each request, in order of arrival: the steps in which it did something, and what."""
     names: dict[str, list[tuple[int, str]]] = {}
     for entry in entries:
-        for name, num_tokens in entry["scheduled"].items():
-            names.setdefault(name, []).append((entry["step"], "decode" if num_tokens == 1 else "prefill"))
+        for name in entry["scheduled"]:
+            names.setdefault(name, []).append((entry["step"], "decode" if name in entry["decoding"] else "prefill"))
         for name in entry["queue"]:
             kind = "preempted" if name in entry["preempted"] else "waits"
             names.setdefault(name, []).append((entry["step"], kind))
@@ -27,7 +31,10 @@ def rows(entries: list[dict[str, Any]]) -> dict[str, list[tuple[int, str]]]:
 
 def plot(entries: list[dict[str, Any]], out: Path) -> None:
     """Draw the timeline into `out`, whose ending says the format."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise ModelError("The plot needs matplotlib: run `pip install -e '.[bench]'`.") from None
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "mini-vllm"  # the same file from the same trace
@@ -68,14 +75,14 @@ def plot(entries: list[dict[str, Any]], out: Path) -> None:
     pyplot.close(figure)
 
 
-def main() -> None:
-    """Read a trace, draw it."""
+def main() -> int:
+    """Read a trace, draw it; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="written by --trace-file")
     parser.add_argument("out", type=Path, help="such as timeline.svg")
     args = parser.parse_args()
-    plot([json.loads(line) for line in args.trace.read_text().splitlines()], args.out)
+    return cli.run(lambda: plot([json.loads(line) for line in args.trace.read_text().splitlines()], args.out))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

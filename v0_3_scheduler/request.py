@@ -35,9 +35,14 @@ class Request:
     finish: FinishReason | None = None
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """The prompt alone."""
+        return len(self.sampling.prompt_token_ids)
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
-        return len(self.sampling.prompt_token_ids) + len(self.sampling.output_token_ids)
+        return self.num_prompt_tokens + len(self.sampling.output_token_ids)
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """The tokens at positions `start` to `end - 1`, of prompt and output as one sequence."""

@@ -77,9 +77,9 @@ class Scheduler:
                 num_scheduled_tokens.append(num_tokens)
                 budget -= num_tokens
 
-        # 2. Waiting requests, in their order, unless blocks are so short that somebody has just lost his. One is
-        # admitted only if all its known tokens would fit now, though it takes the blocks of its first chunk alone:
-        # half-admitted prompts would only preempt each other.
+        # 2. Waiting requests, in their order, unless blocks are so short that somebody has just lost his: he stands at
+        # the head, and has just been found not to fit. One is admitted only if all its known tokens would fit now,
+        # though it takes the blocks of its first chunk alone: half-admitted prompts would only preempt each other.
         while self.waiting and not preempted and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             if not self.block_manager.can_allocate(request.num_tokens):
@@ -92,6 +92,7 @@ class Scheduler:
             num_scheduled_tokens.append(num_tokens)
             budget -= num_tokens
 
+        assert requests or not self.has_unfinished_requests(), "a step without progress"
         block_tables = [self.block_manager.block_table(request.request_id) for request in requests]
         return SchedulerOutput(requests, num_scheduled_tokens, block_tables, preempted)
 
@@ -108,6 +109,11 @@ class Scheduler:
                 request.sampling.output_token_ids.append(sampled[request.request_id])
                 request.finish = request.sampling.finish_reason(self.max_request_len)
         self.finish_requests([request.request_id for request in scheduled.requests if request.finish is not None])
+
+    def preempt_all(self) -> None:
+        """Send everybody who runs back to the queue, in order: their step has failed, and nothing of it counts."""
+        while self.running:
+            self._preempt_newest()
 
     def finish_requests(self, request_ids: Iterable[str]) -> None:
         """End requests wherever they are, and take their blocks back; an id that is not here is no error."""

@@ -12,7 +12,9 @@ WIDTHS = (6, 8, 8, 8, 7, 6, 0)
 
 def record(step: int, scheduler: Scheduler, scheduled: SchedulerOutput) -> dict[str, Any]:
     """What happened in a step: who computed how many tokens, and how the queues and the pool stand after it."""
-    decodes = [n for n in scheduled.num_scheduled_tokens if n == 1]
+    scheduled_tokens = dict(zip(scheduled.requests, scheduled.num_scheduled_tokens, strict=True))
+    # One token of the output; a prompt, too, may have one token, or one left for its last chunk.
+    decodes = [r for r, n in scheduled_tokens.items() if n == 1 and r.num_computed_tokens > r.num_prompt_tokens]
     return {
         "step": step,
         "running": len(scheduler.running),
@@ -21,10 +23,8 @@ def record(step: int, scheduler: Scheduler, scheduled: SchedulerOutput) -> dict[
         "decode": len(decodes),
         "free": scheduler.block_manager.num_free_blocks,
         "preempted": [request.request_id for request in scheduled.preempted],
-        "scheduled": {
-            request.request_id: num_tokens
-            for request, num_tokens in zip(scheduled.requests, scheduled.num_scheduled_tokens, strict=True)
-        },
+        "scheduled": {request.request_id: num_tokens for request, num_tokens in scheduled_tokens.items()},
+        "decoding": [request.request_id for request in decodes],
         "queue": [request.request_id for request in scheduler.waiting],
     }
 
@@ -54,5 +54,5 @@ def tracer(scheduler: Scheduler, out: TextIO | None, jsonl: TextIO | None) -> Ca
 
 def _columns(cells: Sequence[str]) -> str:
     return "".join(
-        cell.rjust(width) if width else f"  {cell}" for cell, width in zip(cells, WIDTHS, strict=True)
+        f" {cell:>{width - 1}}" if width else f"  {cell}" for cell, width in zip(cells, WIDTHS, strict=True)
     ).rstrip()

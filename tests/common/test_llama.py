@@ -1,5 +1,7 @@
 """The Llama forward pass against transformers' modules, piece by piece and whole, in float32 at atol 1e-4."""
 
+import types
+
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -143,8 +145,15 @@ def test_a_matrix_is_packed_in_float32_only_and_where_onednn_is(monkeypatch):
     weight = torch.randn(96, 64)
     assert pack(weight).is_mkldnn == torch.backends.mkldnn.is_available()
     assert pack(weight.bfloat16()).layout is torch.strided
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert pack(weight) is weight
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+        assert pack(weight) is weight
+    for operator in ("_linear_pointwise", "_reorder_linear_weight"):
+        with monkeypatch.context() as patch:
+            ops = types.SimpleNamespace(_linear_pointwise=None, _reorder_linear_weight=None)
+            delattr(ops, operator)
+            patch.setattr("common.llama.torch.ops", types.SimpleNamespace(mkldnn=ops))
+            assert pack(weight) is weight
 
 
 def test_packed_and_plain_matrices_give_the_same_logits_and_greedy_tokens(tmp_path):

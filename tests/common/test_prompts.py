@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import RequestError
-from common.prompts import as_list, encode, params_for_each
+from common.prompts import as_list, encode, for_each, params_for_each
 from common.sampling_params import SamplingParams
 
 BOS = 256
@@ -119,3 +119,18 @@ def test_another_number_of_params_than_prompts_is_refused(num_prompts: int) -> N
 def test_sampling_params_of_another_type_are_refused(wrong: object) -> None:
     with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
         params_for_each(wrong, 1)
+
+
+def test_an_error_among_several_prompts_says_which_one_it_was() -> None:
+    def check(prompt: str, limit: int) -> int:
+        if len(prompt) > limit:
+            raise RequestError(f"{prompt} is too long.", param="prompt", code="context_length_exceeded")
+        return len(prompt)
+
+    assert for_each(check, ["a", "bc"], [1, 2]) == [1, 2]
+    assert for_each(check, [], []) == []
+    with pytest.raises(RequestError, match=r"^Prompt 2 of 3: abc is too long\.$") as error:
+        for_each(check, ["a", "abc", "abcd"], [2, 2, 2])
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(RequestError, match=r"^abc is too long\.$"):
+        for_each(check, ["abc"], [2])

@@ -30,6 +30,7 @@ def assert_idle(engine):
     manager = engine.scheduler.block_manager
     assert manager.num_free_blocks == manager.num_blocks
     assert not engine.has_unfinished_requests()
+    assert engine.output_processor.parents == engine.output_processor._children == {}
 
 
 @pytest.mark.parametrize("budget", [8, 16, 64, 512])
@@ -218,12 +219,96 @@ def test_stop_strings_end_a_request_in_the_step_that_completes_them(milestone):
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
-        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, r"must not be below max_num_seqs \(9\)"),
+        ({"max_num_seqs": "8"}, "max_num_seqs must be at least 1, got '8'"),
+        ({"max_num_batched_tokens": 512.0}, r"max_num_batched_tokens must be at least 1, got 512\.0"),
     ],
 )
 def test_budgets_that_cannot_be_are_refused(milestone, tiny, arguments, message):
     with pytest.raises(ModelError, match=message):
         milestone.LLM(tiny.folder, **arguments)
+
+
+def test_no_more_requests_run_than_the_budget_has_tokens(milestone, tiny):
+    llm = milestone.LLM(tiny.folder, max_num_batched_tokens=4, num_blocks=200)
+    assert llm.engine.scheduler.max_num_seqs == 4
+    outputs = llm.generate(PROMPTS[:6], greedy(5))
+    assert token_ids(outputs) == [tiny.tokens(prompt, 5) for prompt in PROMPTS[:6]]
+
+
+@pytest.mark.parametrize("leave", ["close", "drop", "use up"])
+def test_a_stream_that_is_left_before_its_first_token_leaves_nothing_in_the_engine(milestone, tiny, leave):
+    llm = milestone.LLM(tiny.folder, num_blocks=20)
+    stream = llm.stream([1, 2, 3], greedy(50))
+    assert llm.engine.has_unfinished_requests()
+    if leave == "close":
+        stream.close()
+        assert list(stream) == []
+    elif leave == "drop":
+        del stream
+    else:
+        assert len([*stream]) == 50
+    assert_idle(llm.engine)
+    assert llm._outputs == {}
+
+
+def test_unseeded_choices_of_one_request_differ(milestone, tiny):
+    llm = milestone.LLM(tiny.folder, num_blocks=40)
+    [output] = llm.generate([[1, 2, 3]], SamplingParams(n=3, temperature=1.0, max_tokens=12, ignore_eos=True))
+    assert len({tuple(choice.token_ids) for choice in output.outputs}) == 3
+    assert_idle(llm.engine)
+
+
+def test_preemptions_of_all_choices_are_counted(milestone, tiny):
+    llm = milestone.LLM(tiny.folder, num_blocks=6, block_size=4, max_num_seqs=3)
+    preempted = []
+    llm.engine.on_step = lambda scheduled: preempted.extend(scheduled.preempted)
+    [output] = llm.generate([[1, 2, 3, 4, 5]], greedy(14, n=3))
+    assert [choice.token_ids for choice in output.outputs] == [tiny.tokens([1, 2, 3, 4, 5], 14)] * 3
+    assert output.metrics.num_preemptions == len(preempted) > 1
+
+
+def test_a_step_that_fails_leaves_other_streams_whole(milestone, tiny, monkeypatch):
+    llm = milestone.LLM(tiny.folder, num_blocks=40, block_size=4)
+    stream = llm.stream([1, 2, 3], greedy(12))
+    tokens = [*next(stream).outputs[0].token_ids, *next(stream).outputs[0].token_ids]
+    run = llm.engine.model_runner.run
+
+    def fail(scheduled):
+        raise RuntimeError("the step failed")
+
+    monkeypatch.setattr(llm.engine.model_runner, "run", fail)
+    with pytest.raises(RuntimeError, match="the step failed"):
+        llm.generate([[4, 5]], greedy(3))
+    llm.engine.scheduler.check_integrity()
+    monkeypatch.setattr(llm.engine.model_runner, "run", run)
+    for output in stream:
+        tokens += output.outputs[0].token_ids
+    assert tokens == tiny.tokens([1, 2, 3], 12)
+    assert_idle(llm.engine)
+
+
+def test_a_request_given_to_the_engine_itself_disturbs_no_generate(milestone, tiny):
+    llm = milestone.LLM(tiny.folder, num_blocks=40)
+    llm.engine.add_request("mine", [7, 8], greedy(3))
+    [output] = llm.generate([[1, 2, 3]], greedy(9))
+    assert output.outputs[0].token_ids == tiny.tokens([1, 2, 3], 9)
+    assert_idle(llm.engine)
+
+
+def test_an_abort_from_within_a_step_is_no_fault(milestone, tiny):
+    engine = milestone.LLMEngine(tiny.folder, num_blocks=40)
+    engine.add_request("A", [1, 2, 3], greedy(9))
+    engine.add_request("B", [1, 2, 3], greedy(3))
+    engine.on_step = lambda scheduled: engine.abort_request("A")
+    tokens = [output.outputs[0].token_ids for _ in range(3) for output in engine.step()]
+    assert [token for delta in tokens for token in delta] == tiny.tokens([1, 2, 3], 3)
+    assert_idle(engine)
+
+
+def test_a_prompt_is_needed(milestone, tiny):
+    engine = milestone.LLMEngine(tiny.folder, num_blocks=20)
+    with pytest.raises(RequestError, match="A prompt must be text or a list of token ids, got None"):
+        engine.add_request("A", None, greedy())
 
 
 @pytest.mark.real_model

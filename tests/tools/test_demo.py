@@ -14,7 +14,7 @@ def questions(tmp_path):
 
 def test_every_milestone_has_a_row_and_the_answers_are_printed_once(tiny, questions, capsys):
     names = ["v0_1_single_request", "v0_3_scheduler"]
-    code = demo.main([*names, "--prompts", str(questions), "--max-tokens", "5", "--model", str(tiny.folder)])
+    code = demo.main(["v0_1", names[1], "--prompts", str(questions), "--max-tokens", "5", "--model", str(tiny.folder)])
     out, err = capsys.readouterr()
     assert code == 0, err
     assert [line.split()[0] for line in err.split("\n") if line.strip().startswith("v0_")] == names
@@ -35,6 +35,11 @@ def test_a_milestone_that_gives_other_tokens_is_named_and_the_exit_code_is_1(que
 def test_an_unknown_milestone_is_refused_with_the_known_ones(questions, capsys):
     assert demo.main(["v0_9", "--prompts", str(questions)]) == 1
     assert "There is no milestone v0_9: choose from v0_1_single_request" in capsys.readouterr().err
+
+
+def test_a_number_of_tokens_that_cannot_be_is_refused_before_anything_runs(questions, capsys):
+    assert demo.main(["--max-tokens", "0", "--prompts", str(questions)]) == 1
+    assert capsys.readouterr().err == "error: max_tokens must be at least 1, got 0.\n"
 
 
 def test_a_milestone_that_fails_is_named(questions, capsys):

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.kit.tokenizers import byte_tokenizer, stream
 from v0_3_scheduler.generate import main
+from v0_3_scheduler.plot_trace import main as plot_main
 from v0_3_scheduler.plot_trace import plot, rows
 
 
@@ -94,8 +95,8 @@ def test_one_prompt_is_streamed_and_choices_are_told_apart(call, tiny):
 
 def test_a_timeline_has_a_row_a_request_with_what_it_did_in_each_step():
     entries = [
-        {"step": 0, "scheduled": {"0/0": 8, "1/0": 8}, "queue": ["2/0"], "preempted": [], "free": 1},
-        {"step": 1, "scheduled": {"0/0": 1}, "queue": ["1/0", "2/0"], "preempted": ["1/0"], "free": 2},
+        {"step": 0, "scheduled": {"0/0": 8, "1/0": 8}, "queue": ["2/0"], "decoding": [], "preempted": []},
+        {"step": 1, "scheduled": {"0/0": 1}, "queue": ["1/0", "2/0"], "decoding": ["0/0"], "preempted": ["1/0"]},
     ]
     assert rows(entries) == {
         "0/0": [(0, "prefill"), (1, "decode")],
@@ -126,3 +127,38 @@ def test_a_file_without_prompts_is_told(call, tmp_path, content, message):
     assert code == 1
     assert message in err
     assert "Loading" not in err
+
+
+def test_a_prompt_of_one_token_and_a_last_chunk_of_one_are_no_decodes(call):
+    _, _, err = call("a", "--max-tokens", 2, "--trace")
+    lines = [line.split() for line in err.split("\n")]
+    start = lines.index(["step", "running", "waiting", "prefill", "decode", "free", "preempted"])
+    assert [line[3:5] for line in lines[start + 1 : start + 3]] == [["1", "0"], ["0", "1"]]
+    _, _, err = call("abcdefghi", "--max-tokens", 2, "--max-num-batched-tokens", 8, "--trace")
+    lines = [line.split() for line in err.split("\n")]
+    start = lines.index(["step", "running", "waiting", "prefill", "decode", "free", "preempted"])
+    assert [line[3:5] for line in lines[start + 1 : start + 4]] == [["8", "0"], ["1", "0"], ["0", "1"]]
+
+
+def test_wrong_flags_and_files_are_told_before_the_model_is_loaded(call, tmp_path):
+    for wrong, message in (
+        (["--num-blocks", 0], "num_blocks must be at least 1, got 0"),
+        (["--kv-cache-memory", "lots"], "kv_cache_memory must be an amount"),
+        (["--trace-file", tmp_path / "no folder" / "t.jsonl"], "no folder/t.jsonl: No such file or directory"),
+        (["--prompts", ""], "cannot be read"),
+    ):
+        code, out, err = call("Hi", *wrong)
+        assert (code, out) == (1, "")
+        assert message in err
+        assert "Loading" not in err
+
+
+def test_the_table_of_the_run_says_how_long_a_request_may_be_in_this_pool(call):
+    _, _, err = call("Hi", "--max-tokens", 1, "--num-blocks", 4, "--block-size", 4, "--max-model-len", 100)
+    assert "up to 17 tokens a request" in err
+
+
+def test_a_plot_of_a_trace_that_is_not_there_is_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["plot_trace", str(tmp_path / "t.jsonl"), str(tmp_path / "t.svg")])
+    assert plot_main() == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 't.jsonl'}: No such file or directory\n"

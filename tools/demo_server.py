@@ -1,0 +1,65 @@
+"""Start the newest server, stream one answer through OpenAI's own client, stop it: `python -m tools.demo_server`."""
+
+import argparse
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from common.cli import run
+from common.errors import ModelError
+
+ROOT = Path(__file__).parent.parent
+SERVER = "v0_4_http"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Ask the server of `argv`; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_server", description=__doc__)
+    parser.add_argument("question", nargs="?", default="Why is the sky blue?")
+    parser.add_argument("--max-tokens", type=int, default=60)
+    parser.add_argument("--model", help="what the server's --model takes (default: the default model)")
+    args = parser.parse_args(argv)
+    return run(lambda: _demo(args))
+
+
+def _demo(args: argparse.Namespace) -> None:
+    try:
+        from openai import OpenAI
+    except ImportError:
+        raise ModelError("The client is not installed: run `pip install openai`.") from None
+    model = ["--model", args.model] if args.model else []
+    command = [sys.executable, "-m", SERVER, "--port", "0", "--log-level", "warning", *model]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            client = OpenAI(base_url=f"{_address(server)}/v1", api_key="none", max_retries=0)
+            print(f"> {args.question}", file=sys.stderr)
+            stream = client.chat.completions.create(
+                model=client.models.list().data[0].id,
+                messages=[{"role": "user", "content": args.question}],
+                max_tokens=args.max_tokens,
+                temperature=0.0,
+                stream=True,
+            )
+            for chunk in stream:
+                print(chunk.choices[0].delta.content or "", end="", flush=True)
+            print(flush=True)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            code = server.wait(timeout=60)
+    print(f"The server has ended with exit code {code}.", file=sys.stderr)
+
+
+def _address(server: "subprocess.Popen[str]") -> str:
+    """Pass on what the server prints until it says where it listens."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        print(line, end="", file=sys.stderr)
+        if found := re.match(r"Listening on (http://\S+)", line):
+            return found[1]
+    raise ModelError(f"{SERVER} did not start: what it said is above.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
