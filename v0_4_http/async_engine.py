@@ -61,8 +61,8 @@ class RequestStream:
     the first and the latest output, 0 before there is one.
     """
 
-    def __init__(self, num_prompts: int, abort: Callable[["RequestStream"], None]) -> None:
-        self.arrival_time = time.perf_counter()
+    def __init__(self, num_prompts: int, arrival_time: float | None, abort: Callable[["RequestStream"], None]) -> None:
+        self.arrival_time = time.perf_counter() if arrival_time is None else arrival_time
         self.first_time = self.last_time = 0.0
         self._num_unfinished = num_prompts
         self._outputs: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue()
@@ -157,7 +157,16 @@ class AsyncEngine:
             raise UnavailableError("The server is shutting down.")
 
     def check_available(self, num_sequences: int) -> None:
-        """Raise `EngineDeadError`, or `UnavailableError` where so many sequences more cannot be taken now."""
+        """Raise `EngineDeadError`, or `UnavailableError` where so many sequences more may not wait now.
+
+        More than may wait at any time are a `RequestError`.
+        """
+        if num_sequences > self.max_queued_requests:
+            raise RequestError(
+                f"The request asks for {num_sequences} sequences (prompts times n), but at most "
+                f"{self.max_queued_requests} may wait: ask for fewer at once.",
+                param="n",
+            )
         if not self.is_alive:
             raise EngineDeadError("The engine has stopped after an internal error: restart the server.")
         self._check_accepting()
@@ -168,9 +177,19 @@ class AsyncEngine:
             )
 
     def submit(
-        self, request_id: str, prompts: Sequence[tuple[str | None, list[int]]], params: SamplingParams
+        self,
+        request_id: str,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: SamplingParams,
+        arrival_time: float | None = None,
     ) -> RequestStream:
-        """Put a request, of one prompt or several (text and token ids), into the queue: all of them, or none.
+        """Put a request into the queue.
+
+        Args:
+            request_id: of no other request.
+            prompts: text, where there was one, and token ids of each; all of them are taken, or none.
+            params: for all of them.
+            arrival_time: by `time.perf_counter()`, if it came before now.
 
         Raises:
             RequestError: one of them can never be served.
@@ -179,14 +198,8 @@ class AsyncEngine:
         """
         for_each(lambda prompt: self.engine.validate(prompt[1], params), prompts)
         num_sequences = len(prompts) * params.n
-        if num_sequences > self.max_queued_requests:
-            raise RequestError(
-                f"{len(prompts)} prompts with n={params.n} are {num_sequences} sequences, but at most "
-                f"{self.max_queued_requests} may wait: ask for fewer at once.",
-                param="n" if params.n > 1 else "prompt",
-            )
         self.check_available(num_sequences)
-        stream = RequestStream(len(prompts), self._abort)
+        stream = RequestStream(len(prompts), arrival_time, self._abort)
         ids = [f"{request_id}-{index}" for index in range(len(prompts))]
         for index, id_ in enumerate(ids):
             self._requests[id_] = _Request(stream, index, params.n, stream.arrival_time)

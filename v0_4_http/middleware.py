@@ -69,7 +69,9 @@ class AccessLog:
         # Printable and short, since it goes into a header and a log.
         given = "".join(filter(str.isprintable, Headers(scope=scope).get("x-request-id", "")))[:64]
         request_id = given.replace(" ", "") or uuid.uuid4().hex
-        start, status = time.perf_counter(), 499  # what the log says of a client that left before any answer
+        status = 499  # what the log says of a client that left before any answer
+        state = scope.setdefault("state", {})
+        state["arrival_time"] = start = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -87,7 +89,6 @@ class AccessLog:
                 f"request_id={request_id}",
                 f"ms={milliseconds:.1f}",
             ]
-            state = scope.get("state", {})
             if "answer" in state:
                 words += _generation(state["answer"], state["stream"])
             # A path and an id are the client's: neither may write a line of its own into the log.

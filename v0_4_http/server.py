@@ -215,7 +215,7 @@ async def serve(app: "FastAPI", args: ServerArgs, sockets: list[socket.socket]) 
 
     config = uvicorn.Config(
         app,
-        http="h11",  # httptools would be a little faster, and answers HTTP/1.0 clients in chunks, which they cannot read
+        http="h11",  # httptools is a little faster, but answers HTTP/1.0 clients in chunks, which they cannot read
         log_config=None,  # the root logger's format holds for all
         log_level=logging.WARNING,
         access_log=False,  # `middleware.AccessLog` knows more

@@ -146,7 +146,7 @@ class Serving:
     ) -> Response:
         """Submit, and answer in the form that was asked for."""
         with body.callers_words():
-            stream = self.engine.submit(answer.id, inputs, params)
+            stream = self.engine.submit(answer.id, inputs, params, request.state.arrival_time)
         request.state.answer, request.state.stream = answer, stream  # for the log
         if body.stream:
             return _EventStream(stream, _events(stream, answer, body.include_usage))
