@@ -5,15 +5,11 @@ import importlib.metadata
 import json
 import logging
 import math
-import re
-import socket
-import threading
 
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.models import ScriptModel
+from tests.kit.models import ScriptModel, Stepped
 from tests.kit.server import USER, events
 from tests.kit.tokenizers import BOS, EOS, EOT, byte_tokenizer, spm_ids, spm_tokenizer
 
@@ -31,18 +27,6 @@ class Shaped(ScriptModel):
 
     def logits(self, hidden):
         return self.change(super().logits(hidden))
-
-
-class Stepped(ScriptModel):
-    """SCRIPT that computes a step only when `steps` is released."""
-
-    def __init__(self, script, prompt_len):
-        super().__init__(script, prompt_len)
-        self.steps = threading.Semaphore(0)
-
-    def forward(self, *args, **kwargs):
-        assert self.steps.acquire(timeout=20)
-        return super().forward(*args, **kwargs)
 
 
 def only(response):
@@ -82,20 +66,6 @@ def streamed(response):
             new = choice["text"] if "text" in choice else choice["delta"].get("content", "")
             answer[choice["index"]] = (text + new, choice["finish_reason"])
     return answer
-
-
-def metrics(server):
-    """The values of /metrics by name, with a `finished_reason` behind a slash; buckets are left out."""
-    response = server.http.get("/metrics")
-    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    values = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
-            if "le" not in sample.labels:
-                reason = sample.labels.get("finished_reason")
-                values[sample.name.removeprefix("vllm:") + (f"/{reason}" if reason else "")] = sample.value
-    return values
 
 
 def post_lines(server, caplog, count):
@@ -449,115 +419,3 @@ def test_blk_4_two_requests_with_one_client_chosen_id_at_once_are_answered_apart
         assert all(" request_id=mine " in line for line in lines)
         # Without one, the server makes one.
         assert len({server.http.get("/health").headers["X-Request-Id"] for _ in range(2)}) == 2
-
-
-def test_answers_are_sent_at_once(milestone):
-    # Head and body are two writes. Where Nagle's algorithm holds the second one back until the client has acknowledged
-    # the first, every answer takes 40 ms more. asyncio switches it off for sockets that it knows to be TCP.
-    module = importlib.import_module(f"{milestone.__name__}.server")
-    with (
-        module._bind(module.ServerArgs(port=0)) as listening,
-        socket.create_connection(listening.getsockname()),
-        listening.accept()[0] as accepted,
-    ):
-        is_known_to_be_tcp = accepted.proto == socket.IPPROTO_TCP
-        assert is_known_to_be_tcp or accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_metrics_count_exactly_what_was_asked_and_answered(serve_script):
-    with serve_script([*b"ABC", EOS], prompt_len=2) as server:
-        names = ("prompt_tokens_total", "generation_tokens_total", "num_preemptions_total")
-        ends = [f"request_success_total/{reason}" for reason in ("stop", "length", "abort", "error")]
-        times = [
-            f"{name}_seconds_count" for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
-        ]
-
-        def now():
-            values = metrics(server)
-            return [[values[name] for name in group] for group in (names, ends, times)]
-
-        assert now() == [[0, 0, 0], [0, 0, 0, 0], [0, 0, 0]]
-        server.complete(max_tokens=10)  # ABC<eos>
-        assert now() == [[2, 4, 0], [1, 0, 0, 0], [1, 3, 1]]
-        server.complete(max_tokens=2, stream=True)
-        assert now() == [[4, 6, 0], [1, 1, 0, 0], [2, 4, 2]]
-        server.chat(max_tokens=1, ignore_eos=True)
-        assert now() == [[4 + CHAT_LEN, 7, 0], [1, 2, 0, 0], [3, 4, 3]]
-        server.complete(prompt=["Hi", "Hi"], max_tokens=3)
-        assert now() == [[8 + CHAT_LEN, 13, 0], [1, 4, 0, 0], [5, 8, 5]]
-        server.complete(n=3, max_tokens=1)  # one request: its prompt and its times count once
-        assert now() == [[10 + CHAT_LEN, 16, 0], [1, 7, 0, 0], [6, 8, 6]]
-        for refused in ({"max_tokens": 0}, {"model": "nope"}, {"prompt": [-1]}):
-            assert server.complete(**refused).status_code in (400, 404)
-        assert now() == [[10 + CHAT_LEN, 16, 0], [1, 7, 0, 0], [6, 8, 6]]
-
-
-def test_gauges_follow_the_load_and_come_back_to_nothing(serve):
-    model = Stepped([*b"ABC", EOS], 2)
-    with serve(model, num_blocks=50, block_size=4, max_num_seqs=1) as server:
-        gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-
-        def now():
-            return [metrics(server)[name] for name in gauges]
-
-        request = {"method": "POST", "url": "/v1/completions"}
-        body = {"prompt": "Hi", "stream": True, "temperature": 0}
-        assert now() == [0, 0, 0]
-        with server.http.stream(**request, json=body) as first, server.http.stream(**request, json=body) as second:
-            model.steps.release(1)  # the second one is seen after it
-            server.wait_until(lambda: now()[:2] == [1, 1], "one runs and one waits")
-            assert now()[2] == pytest.approx(1 / 50)
-            model.steps.release(1000)
-            first.read()
-            second.read()
-        server.wait_until(lambda: now() == [0, 0, 0], "the gauges are back at 0")
-        assert metrics(server)["request_success_total/stop"] == 2
-
-
-def test_sch_3_preemptions_are_counted_and_change_neither_text_nor_counts(serve, caplog):
-    caplog.set_level(logging.INFO)
-    body = {"prompt": [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], "max_tokens": 10}
-    with serve(ScriptModel([*b"ABCDEFGHIJ"], 6), num_blocks=6, block_size=4, max_num_seqs=2) as server:
-        for number, stream in enumerate((False, True), 1):
-            response = server.complete(stream=stream, **body)
-            if stream:
-                assert streamed(response) == {0: ("ABCDEFGHIJ", "length"), 1: ("ABCDEFGHIJ", "length")}
-            else:
-                assert (texts(response), counts(response)) == (["ABCDEFGHIJ"] * 2, (12, 20))
-            values, line = metrics(server), post_lines(server, caplog, number)[-1]
-            assert values["num_preemptions_total"] == number
-            assert line.endswith(" finish=length preemptions=1")
-            assert (values["prompt_tokens_total"], values["generation_tokens_total"]) == (12 * number, 20 * number)
-
-
-def test_a_client_that_leaves_between_two_choices_is_counted_and_logged_once_for_each(serve, caplog):
-    caplog.set_level(logging.INFO)
-    model = Stepped([65], 2)
-    with serve(model, num_blocks=50, max_num_seqs=1) as server:
-        body = {"prompt": "Hi", "n": 2, "max_tokens": 1, "stream": True}
-        with server.http.stream("POST", "/v1/completions", json=body) as response:
-            model.steps.release(1)
-            assert any('"finish_reason":"length"' in line for line in response.iter_lines() if "finish" in line)
-        [line] = post_lines(server, caplog, 1)
-        model.steps.release(1000)
-        values = metrics(server)
-        ends = {reason: values[f"request_success_total/{reason}"] for reason in ("stop", "length", "abort", "error")}
-        assert ends == {"stop": 0, "length": 1, "abort": 1, "error": 0}
-        assert " finish=abort " in line
-
-
-def test_the_log_line_has_ids_counts_and_finish_and_no_text(serve_script, caplog):
-    caplog.set_level(logging.INFO)
-    secret = {"messages": [{"role": "user", "content": "s3cret"}], "max_tokens": 4, "user": "s3cret"}
-    with serve_script([*b"ANSWER"], prompt_len=CHAT_LEN + 4) as server:
-        for number, (given, num_output) in enumerate((({}, 4), ({"stream": True, "n": 2}, 8)), 1):
-            response = server.chat(**secret, **given)
-            id_ = chunks(response)[0]["id"] if given else response.json()["id"]
-            assert re.fullmatch(
-                rf"POST /v1/chat/completions 200 request_id={response.headers['X-Request-Id']} ms=\d+\.\d id={id_} "
-                rf"prompt_tokens={CHAT_LEN + 4} output_tokens={num_output} ttft_ms=\d+\.\d tpot_ms=\d+\.\d "
-                r"finish=length preemptions=0",
-                post_lines(server, caplog, number)[-1],
-            )
-        assert "s3cret" not in caplog.text
-        assert "ANSW" not in caplog.text

@@ -1,5 +1,6 @@
 """Models for tests: SCRIPT says what it is told to, and the reference answers of transformers."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,39 @@ class ScriptModel:
         logits[:, self.runner_up] = 5.0
         logits[torch.arange(len(hidden)), [self.script[int(step)] for step in hidden[:, 0]]] = 10.0
         return logits
+
+
+class Successor(ScriptModel):
+    """Says the byte after the one it has just read (`a` is answered `bcd...`), to each request on its own.
+
+    It fails in the forwards of these numbers, and in all that read the byte `poison`.
+    """
+
+    def __init__(self, *, fails_at=(), poison=None):
+        super().__init__([], prompt_len=0)
+        self.fails_at, self.poison = fails_at, poison
+
+    def forward(self, token_ids, positions, kv_cache, *, rows=None):
+        super_rows = super().forward(token_ids, positions.clamp(max=0), kv_cache, rows=rows)
+        if self.num_forwards in self.fails_at or (self.poison is not None and ord(self.poison) in token_ids):
+            raise RuntimeError("the model failed")
+        return token_ids[rows][:, None].expand_as(super_rows).float()
+
+    def logits(self, hidden):
+        self.script = [(step + 1) % 128 for step in range(256)]
+        return super().logits(hidden)
+
+
+class Stepped(ScriptModel):
+    """SCRIPT that computes a step only when `steps` is released."""
+
+    def __init__(self, script, prompt_len):
+        super().__init__(script, prompt_len)
+        self.steps = threading.Semaphore(0)
+
+    def forward(self, *args, **kwargs):
+        assert self.steps.acquire(timeout=20)
+        return super().forward(*args, **kwargs)
 
 
 class OneShotCache:

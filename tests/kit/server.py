@@ -2,10 +2,15 @@
 
 import asyncio
 import contextlib
+import functools
 import importlib
+import json
+import re
+import socket as sockets
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -16,6 +21,7 @@ import uvicorn
 from tests.kit.tokenizers import byte_tokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
+PROMPT = byte_tokenizer().chat_token_ids(USER)  # of `server.chat()`; as long as this is a prompt for both endpoints
 
 
 @dataclass
@@ -98,3 +104,91 @@ def events(response: httpx.Response) -> list[str]:
     lines = [line for line in response.text.split("\n\n") if line and not line.startswith(":")]
     assert all(line.startswith("data: ") and "\n" not in line for line in lines), response.text
     return [line.removeprefix("data: ") for line in lines]
+
+
+class Gate:
+    """Holds an engine before some of its steps (the first is 1), each until `go`; at the end it holds nothing."""
+
+    def __init__(self, engine, *steps):
+        self._reached, self._open = ({step: threading.Event() for step in steps} for _ in range(2))
+        self._step, self._number = engine.step, 0
+        engine.step = self._held_step
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for event in self._open.values():
+            event.set()
+
+    def reached(self, step):
+        assert self._reached[step].wait(20), f"the engine has not come to step {step}"
+
+    def go(self, step):
+        self._open[step].set()
+
+    def _held_step(self):
+        self._number += 1
+        if self._number in self._open:
+            self._reached[self._number].set()
+            assert self._open[self._number].wait(20), f"nobody has let the engine do step {self._number}"
+        return self._step()
+
+
+@contextlib.contextmanager
+def held(server, *steps):
+    """A gate, and threads for clients that wait meanwhile: `submit(server.chat, ...)` gives a future."""
+    with ThreadPoolExecutor() as clients, Gate(server.engine, *steps) as gate:
+        yield gate, clients.submit
+
+
+def bodies(response):
+    """A stream's events, read, without the `[DONE]` at the end."""
+    data = events(response)
+    assert data.index("[DONE]") == len(data) - 1
+    return [json.loads(event) for event in data[:-1]]
+
+
+def connect(server, path, **body):
+    """A socket on which the request has been sent; as HTTP/1.0, so that the answer comes as it is, not in chunks."""
+    connection = sockets.create_connection((server.http.base_url.host, server.http.base_url.port), timeout=20)
+    raw = json.dumps({"temperature": 0} | body).encode()
+    head = f"POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    connection.sendall(head.encode() + raw)
+    return connection
+
+
+def metric(server, name, label=""):
+    pattern = rf"^vllm:{name}\{{[^}}]*{re.escape(label)}[^}}]*\}} (\S+)$"
+    return float(re.search(pattern, server.http.get("/metrics").text, re.MULTILINE)[1])
+
+
+def wait_for_aborts(server, number):
+    server.wait_until(
+        lambda: metric(server, "request_success_total", 'finished_reason="abort"') == number, f"{number} have left"
+    )
+
+
+def wait_for_queue(server, number):
+    server.wait_until(lambda: server.app.state.engine.num_waiting == number, f"{number} wait")
+
+
+def text(chunks, index=0):
+    """What a stream, of a chat or of completions, says in one of its choices."""
+    choices = [choice for chunk in chunks for choice in chunk.get("choices", []) if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+
+
+def answer(server, endpoints=("chat", "complete"), **body):
+    """Text, finish reason and stop reason, after checking that both endpoints say the same, streamed and whole."""
+    answers = set()
+    for endpoint in endpoints:
+        ask = functools.partial(getattr(server, endpoint), **{"prompt": PROMPT, "max_tokens": 50} | body)
+        [whole] = ask().json()["choices"]
+        whole_text = whole["message"]["content"] if endpoint == "chat" else whole["text"]
+        answers.add((whole_text, whole["finish_reason"], whole["stop_reason"]))
+        chunks = bodies(ask(stream=True))
+        [last] = chunks[-1]["choices"]
+        answers.add((text(chunks), last["finish_reason"], last["stop_reason"]))
+    assert len(answers) == 1
+    return answers.pop()

@@ -10,7 +10,8 @@ import pytest
 
 from common.errors import RequestError
 from common.sampling_params import SamplingParams
-from tests.contracts.http_streams import Gate, Successor
+from tests.kit.models import Successor
+from tests.kit.server import Gate
 from tests.kit.tokenizers import byte_tokenizer
 from v0_4_http import LLMEngine
 from v0_4_http.async_engine import AsyncEngine, EngineDeadError, RequestFailedError, UnavailableError
