@@ -118,12 +118,21 @@ class OutputStream:
     A generator alone would not do: one that was never started does not reach its `finally`.
 
     Args:
-        outputs: the deltas.
-        leave: called when nobody wants more of them, perhaps more than once.
+        request_id: the request's.
+        outputs: its deltas.
+        leave: called with a list of that id when nobody wants more of them, perhaps more than once.
+        drop: called with the id when the stream is dropped; in the middle of anything, as garbage is collected at any
+            moment.
     """
 
-    def __init__(self, outputs: Iterator[RequestOutput], leave: Callable[[], None]) -> None:
-        self._outputs, self._leave = outputs, leave
+    def __init__(
+        self,
+        request_id: str,
+        outputs: Iterator[RequestOutput],
+        leave: Callable[[list[str]], None],
+        drop: Callable[[str], None],
+    ) -> None:
+        self._request_id, self._outputs, self._leave, self._drop = request_id, outputs, leave, drop
 
     def __iter__(self) -> Iterator[RequestOutput]:
         return self
@@ -138,7 +147,7 @@ class OutputStream:
     def close(self) -> None:
         """Leave the stream; what has not ended is aborted."""
         self._outputs = iter(())
-        self._leave()
+        self._leave([self._request_id])
 
     def __del__(self) -> None:
-        self.close()
+        self._drop(self._request_id)

@@ -16,6 +16,8 @@ from common.errors import RequestError, shown
 FinishReason = tuple[str, int | str | None]  # finish_reason and stop_reason, as CompletionOutput has them
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit for top_logprobs
 MAX_N = 128  # OpenAI's limit; every choice takes memory of its own
+MAX_STOPS = 1024  # of each kind; every step looks for all of them
+MAX_STOP_LEN = 1024  # characters
 GREEDY_BELOW = 1e-5  # temperatures below it are 0: dividing by them would say nothing but argmax
 
 
@@ -237,6 +239,11 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
         raise RequestError(f"stop must be a string or a list of strings, got {shown(stop)}.", param="stop")
+    if len(strings) > MAX_STOPS or any(len(string) > MAX_STOP_LEN for string in strings):
+        raise RequestError(
+            f"stop may hold {MAX_STOPS} strings of at most {MAX_STOP_LEN} characters: each step looks for all.",
+            param="stop",
+        )
     if "" in strings:
         raise RequestError("stop must not hold an empty string: it would match at once.", param="stop")
     return tuple(strings)
@@ -246,6 +253,8 @@ def _token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     ids = () if token_ids is None else token_ids
     if not isinstance(ids, list | tuple):
         raise RequestError(f"{name} must be a list of token ids, got {shown(token_ids)}.", param=name)
+    if len(ids) > MAX_STOPS:
+        raise RequestError(f"{name} may hold {MAX_STOPS} ids at most, got {len(ids)}.", param=name)
     for token_id in ids:
         _integer(name, token_id)
     return tuple(ids)

@@ -64,7 +64,7 @@ def _demo(args: argparse.Namespace) -> None:
     names = [_full_name(name, known) for name in args.milestones] or list(known)
     results: dict[str, dict[str, Any]] = {}
     for name in names:
-        console.print(f"{known[name].title}: {len(questions)} questions", style="dim")
+        console.print(f"{known[name].title}: {len(questions)} questions, offline", style="dim")
         results[name] = _run(name, args.model, questions, args.max_tokens)
     first = next(iter(results.values()))
     for question, text in zip(questions, first["texts"], strict=True):

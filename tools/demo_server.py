@@ -47,7 +47,11 @@ def _demo(args: argparse.Namespace) -> None:
             print(flush=True)
         finally:
             server.send_signal(signal.SIGTERM)
-            code = server.wait(timeout=60)
+            try:
+                code = server.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                raise
     print(f"The server has ended with exit code {code}.", file=sys.stderr)
 
 
@@ -55,9 +59,10 @@ def _address(server: "subprocess.Popen[str]") -> str:
     """Pass on what the server prints until it says where it listens."""
     assert server.stderr is not None
     for line in server.stderr:
-        print(line, end="", file=sys.stderr)
         if found := re.match(r"Listening on (http://\S+)", line):
+            print(f"Listening on {found[1]}", file=sys.stderr)
             return found[1]
+        print(line, end="", file=sys.stderr)
     raise ModelError(f"{SERVER} did not start: what it said is above.")
 
 

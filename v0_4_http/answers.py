@@ -58,6 +58,7 @@ class Totals:
         self.choices: dict[int, CompletionOutput] = {}
         self.num_prompt_tokens: dict[int, int] = {}
         self.num_preemptions = 0
+        self.failed = False  # by a fault of the server's
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Take an output in."""

@@ -4,8 +4,9 @@
     submit, close   ──▶ commands (under a condition) ──▶ run before the next step
     RequestStream   ◀── one call_soon_threadsafe a step ◀── engine.step()
 
-A third thread, alone, tokenises: prompts may be long, and a tokenizer is not for use from two threads. Everything else
-in this file runs on the event loop, but for `AsyncEngine._run` and what comes after it. Knows no HTTP.
+A third thread, alone, encodes prompts, which may be long, and renders chats; the others only look tokens up, which
+changes nothing in a tokenizer. Everything else in this file runs on the event loop, but for `AsyncEngine._run` and what
+comes after it. Knows no HTTP.
 """
 
 import asyncio
@@ -123,6 +124,7 @@ class AsyncEngine:
         self._condition = threading.Condition()  # guards the three above
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._num_tokenizing = 0
         self._failures: list[tuple[str, Exception]] = []  # of the step; the engine's thread alone touches it
         engine.on_failure = lambda request_id, error: self._failures.append((request_id, error))
 
@@ -150,11 +152,23 @@ class AsyncEngine:
             return function(*args)
 
         self._check_accepting()
-        return await self._loop.run_in_executor(self._tokenizing, job)
+        if self._num_tokenizing >= self.max_queued_requests:
+            raise UnavailableError(f"{self._num_tokenizing} requests wait to be tokenised: no more are taken.")
+        self._num_tokenizing += 1
+        try:
+            return await self._loop.run_in_executor(self._tokenizing, job)
+        finally:
+            self._num_tokenizing -= 1
 
     def _check_accepting(self) -> None:
         if not self.accepting:
             raise UnavailableError("The server is shutting down.")
+
+    def check_serving(self) -> None:
+        """Raise `EngineDeadError`, or `UnavailableError` while shutting down; a full queue is no fault."""
+        if not self.is_alive:
+            raise EngineDeadError("The engine has stopped after an internal error: restart the server.")
+        self._check_accepting()
 
     def check_available(self, num_sequences: int) -> None:
         """Raise `EngineDeadError`, or `UnavailableError` where so many sequences more may not wait now.
@@ -167,9 +181,7 @@ class AsyncEngine:
                 f"{self.max_queued_requests} may wait: ask for fewer at once.",
                 param="n",
             )
-        if not self.is_alive:
-            raise EngineDeadError("The engine has stopped after an internal error: restart the server.")
-        self._check_accepting()
+        self.check_serving()
         if self.num_waiting + num_sequences > self.max_queued_requests:
             raise UnavailableError(
                 f"The queue is full: {self.num_waiting} sequences wait, {num_sequences} more were asked for, and at "
@@ -222,10 +234,16 @@ class AsyncEngine:
         """Take nothing more, let what runs end for `timeout` seconds, abort the rest, and end the threads."""
         self.accepting = False
         end = time.monotonic() + timeout
+        if self._requests and timeout:
+            logger.warning(
+                "Shutting down; still running: %d. They may end within %g s, a second Ctrl-C cuts them off.",
+                len(self._requests),
+                timeout,
+            )
         while self._requests and self.is_alive and not self.hurried and time.monotonic() < end:
             await asyncio.sleep(0.01)
         if self._requests:
-            logger.warning("%d requests have not ended in time: they are aborted.", len(self._requests))
+            logger.warning("Not ended in time, and aborted: %d.", len(self._requests))
         for stream in {request.stream for request in self._requests.values()}:
             self._abort(stream)
             stream.fail(UnavailableError("The server is shutting down: this answer was cut short."))

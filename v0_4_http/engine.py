@@ -170,9 +170,12 @@ class LLMEngine:
                 return scheduled.only([]), {}
         sampled: dict[str, Sampled] = {}
         for request in scheduled.requests:
+            if request.status is not RequestStatus.RUNNING:  # another of its choices has failed, and it with it
+                continue
             try:
                 sampled |= self.model_runner.run(scheduled.only([request]))
             except Exception as error:
+                logger.exception("Request %s failed.", request.request_id)
                 self._fail(request, error)
         # A request that has failed took all of its choices with it, whether they were computed or not.
         return scheduled.only([r for r in scheduled.requests if r.status is RequestStatus.RUNNING]), sampled

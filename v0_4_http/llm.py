@@ -7,7 +7,6 @@ step may bring something for any of them.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ class LLM:
         self.engine = LLMEngine(model, tokenizer=tokenizer, **engine_args)
         self.tokenizer, self.max_model_len = self.engine.tokenizer, self.engine.max_model_len
         self._outputs: dict[str, deque[RequestOutput]] = {}  # of each open request: what its reader has not taken yet
+        self._dropped: list[str] = []  # requests whose readers have gone without a word
         self._num_requests = 0
 
     def generate(
@@ -82,7 +82,7 @@ class LLM:
             RequestError: at once, not at the first step.
         """
         [request_id] = self._add([prompt], prompt_forms.params_for_each(sampling_params, 1))
-        return OutputStream(self._read(request_id), partial(self._leave, [request_id]))
+        return OutputStream(request_id, self._read(request_id), self._leave, self._dropped.append)
 
     def _add(self, prompts: Sequence[Prompt], all_params: Sequence[SamplingParams]) -> list[str]:
         """Check all prompts, and only then add them to the engine: one that is refused changes nothing."""
@@ -117,6 +117,7 @@ class LLM:
                 self._step()
 
     def _step(self) -> None:
+        self._leave([self._dropped.pop() for _ in range(len(self._dropped))])
         for output in self.engine.step():
             if output.request_id in self._outputs:  # else of a request that somebody has given to the engine himself
                 self._outputs[output.request_id].append(output)

@@ -2,7 +2,7 @@
 
 Names, labels and buckets are those of vLLM 0.32.0, `v1/metrics/loggers.py` · `PrometheusStatLogger` and
 `v1/metrics/buckets.py`; the client library adds `_total` to counters. Gauges are read from the scheduler when somebody
-asks. Knows the engine, no HTTP.
+asks. A request's latencies are those of its steps, whatever its number of choices. Knows the engine, no HTTP.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

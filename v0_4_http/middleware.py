@@ -108,7 +108,7 @@ def _generation(answer: Answer, stream: RequestStream) -> list[str]:
     num_tokens = max((len(choice.token_ids) for choice in totals.choices.values()), default=0)
     if num_tokens > 1:
         words.append(f"tpot_ms={(stream.last_time - stream.first_time) * 1e3 / (num_tokens - 1):.1f}")
-    words.append(f"finish={','.join(totals.finish_reasons) or 'abort'}")
+    words.append(f"finish={'error' if totals.failed else ','.join(totals.finish_reasons) or 'abort'}")
     return [*words, f"preemptions={totals.num_preemptions}"]
 
 
@@ -124,7 +124,7 @@ class ApiKey:
         guarded = scope["type"] == "http" and scope["path"].startswith(GUARDED)
         if self.keys and guarded:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            given = key.strip().encode("latin-1", "replace")
+            given = key.strip(" \t").encode("latin-1", "replace")
             # Every key is compared, in constant time: how long it takes tells nothing.
             known = [hmac.compare_digest(given, expected) for expected in self.keys]
             if scheme.lower() != "bearer" or not any(known):

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from common.errors import RequestError
-from common.sampling_params import MAX_LOGPROBS, SamplingParams
+from common.errors import RequestError, shown
+from common.sampling_params import MAX_LOGPROBS, MAX_STOPS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 # Fields of OpenAI's API or vLLM's that would change the answer, each with the values with which it does not.
 HARMLESS: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (),
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
@@ -34,13 +35,20 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1.0,),
+    "logits_processors": ([],),
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structural_tag": (),
     "structured_outputs": ({},),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
@@ -91,6 +99,7 @@ STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type":
 # What the checks behind say better than a schema could, so that the schema is for readers only.
 Messages = Annotated[Any, WithJsonSchema(MESSAGES_SCHEMA)]
 Prompts = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}})]
 Stop = Annotated[Any, WithJsonSchema(STOP_SCHEMA)]
 
 
@@ -109,13 +118,19 @@ class Body(BaseModel):
         """
         ignored = []
         for name, value in (self.model_extra or {}).items():
-            if name in HARMLESS:
-                if value is not None and value not in HARMLESS[name]:
+            harmless = self._harmless().get(name, HARMLESS.get(name))
+            if harmless is not None:
+                if value is not None and value not in harmless:
                     raise RequestError(f"{name} is not supported by this server: leave it out.", param=name)
             elif value is not None:
                 ignored.append(name)
         if ignored:
-            logger.info("ignored fields: %s", ", ".join(repr(name)[1:-1] for name in ignored))
+            more = f" and {len(ignored) - 10} more" if len(ignored) > 10 else ""
+            logger.info("ignored fields: %s%s", ", ".join(shown(name)[1:-1] for name in ignored[:10]), more)
+
+    def _harmless(self) -> dict[str, tuple[Any, ...]]:
+        """What this kind of body adds to `HARMLESS`, or has otherwise."""
+        return {}
 
 
 class ChatTurn(Body):
@@ -135,7 +150,7 @@ class ChatTurn(Body):
 class StreamOptions(BaseModel):
     """What a stream says besides the answer."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     include_usage: bool | None = Field(default=None, description="send the token counts in a last chunk of their own")
 
@@ -143,16 +158,20 @@ class StreamOptions(BaseModel):
 class Generation(Body):
     """What chat and completions share."""
 
-    max_tokens: int | None = Field(default=None, description="most tokens to generate")
+    max_tokens: int | None = Field(
+        default=None, description="most tokens to generate (default: 16 for completions, for chats what fits)"
+    )
     min_tokens: int | None = Field(default=None, description="no end of any kind before so many tokens")
     n: int | None = Field(default=None, description="number of answers, 1 to 128")
-    temperature: float | None = Field(default=None, description="0 takes the likeliest token, 2 is the highest")
+    temperature: float | None = Field(default=None, description="0 (the likeliest token) to 2 (default: 1)")
     top_p: float | None = Field(default=None, description="above 0, at most 1")
     top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens")
     min_p: float | None = Field(default=None, description="0 to 1")
     seed: int | None = Field(default=None, description="the same seed gives the same answer")
     stop: Stop = Field(default=None, description="end before one of these texts")
-    stop_token_ids: list[int] | None = Field(default=None, description="end at one of these tokens")
+    stop_token_ids: list[int] | None = Field(
+        default=None, max_length=MAX_STOPS, description="end at one of these tokens"
+    )
     ignore_eos: bool | None = Field(default=None, description="go on past the model's end tokens")
     presence_penalty: float | None = Field(default=None, description="-2 to 2")
     frequency_penalty: float | None = Field(default=None, description="-2 to 2")
@@ -189,6 +208,10 @@ class Generation(Body):
         """The fields that both kinds of request have, with these two, which differ."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true.", param="stream_options")
+        extra = self.stream_options.model_extra if self.stream_options is not None else None
+        unknown = [name for name, value in (extra or {}).items() if value not in (None, False)]
+        if unknown:
+            raise RequestError(f"stream_options.{shown(unknown[0])[1:-1]} is not supported.", param="stream_options")
         names = {
             "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
             "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "include_stop_str_in_output",
@@ -214,6 +237,9 @@ class ChatCompletionRequest(Generation, ChatTurn):
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self._sampling_params(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
+    def _harmless(self) -> dict[str, tuple[Any, ...]]:
+        return {"add_special_tokens": (False,), "echo": (False,)}  # the template prints the special tokens
+
     def _theirs(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "prompt": "messages"}
         return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
@@ -233,6 +259,9 @@ class CompletionRequest(Generation):
         limit = self.max_tokens if "max_tokens" in self.model_fields_set else 16
         return self._sampling_params(max_tokens=limit, logprobs=self.logprobs)
 
+    def _harmless(self) -> dict[str, tuple[Any, ...]]:
+        return {"add_special_tokens": (True,)}
+
 
 class TokenizeRequest(ChatTurn):
     """POST /tokenize: a text, or a chat."""
@@ -245,4 +274,4 @@ class TokenizeRequest(ChatTurn):
 class DetokenizeRequest(Body):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: TokenIds

@@ -62,7 +62,8 @@ def _serve(args: argparse.Namespace) -> None:
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
     name = _names(server_args, engine_args.model)[0]
     host, port = sockets[0].getsockname()[:2]
-    print(_welcome(name, engine, host, port), file=sys.stderr)
+    has_keys = bool(server_args.api_key or os.environ.get(API_KEY_VARIABLE))
+    print(_welcome(name, engine, host, port, has_keys), file=sys.stderr)
     asyncio.run(serve(app, server_args, sockets))
 
 
@@ -78,6 +79,8 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
     from fastapi.responses import PlainTextResponse, Response
     from sse_starlette.sse import AppStatus
     from starlette.middleware.cors import CORSMiddleware
+
+    from common.weights import DEFAULT_MODEL
 
     from . import errors, middleware
     from .async_engine import AsyncEngine
@@ -100,7 +103,7 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
     names = _names(args, model)
     metrics = Metrics(engine, names[0])
     async_engine = AsyncEngine(engine, max_queued_requests=args.max_queued_requests, observer=metrics)
-    serving = Serving(async_engine, names, root=model or names[0])
+    serving = Serving(async_engine, names, root=model or DEFAULT_MODEL)
     # sse-starlette would cut all streams as soon as a signal comes; here they may end.
     AppStatus.disable_automatic_graceful_drain()
 
@@ -120,8 +123,10 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
 
     app = FastAPI(
         title="mini-vLLM",
+        redirect_slashes=False,  # a redirect would be no error object, and would name whatever host the client named
         version=_version(),
         lifespan=lifespan,
+        # The page of /docs loads its scripts from the internet; /openapi.json needs nothing.
         description=f"OpenAI's API for {names[0]}. Bodies may have up to {middleware.MAX_BODY_BYTES} bytes.",
     )
     app.state.engine = async_engine
@@ -167,7 +172,7 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
     @app.get("/health", responses={200: {"model": Health}, **error(503)})
     async def health() -> Response:
         """Whether requests are taken: 503 once the engine is dead, and while the server shuts down."""
-        async_engine.check_available(0)
+        async_engine.check_serving()
         return respond(Health(status="ok"))
 
     @app.get("/version", responses={200: {"model": Version}, **error()})
@@ -212,6 +217,8 @@ async def serve(app: "FastAPI", args: ServerArgs, sockets: list[socket.socket]) 
             closing.cancel()
             await asyncio.wait({closing})
             await draining
+            if self.force_exit:  # then uvicorn leaves it out, and Starlette complains
+                await self.lifespan.shutdown()
 
     config = uvicorn.Config(
         app,
@@ -251,9 +258,10 @@ def _version() -> str:
     return importlib.metadata.version("mini-vllm")
 
 
-def _welcome(name: str, engine: "LLMEngine", host: str, port: int) -> str:
+def _welcome(name: str, engine: "LLMEngine", host: str, port: int, has_keys: bool) -> str:
     """What is served, how much fits, and a line to try."""
     dtype = str(engine.model.dtype).removeprefix("torch.")
+    key = "\n    -H 'Authorization: Bearer YOUR_KEY' \\" if has_keys else ""
     address = f"[{host}]" if ":" in host else host
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else address}:{port}"
     return f"""{name}, {dtype} on {engine.model.device}
@@ -261,8 +269,9 @@ def _welcome(name: str, engine: "LLMEngine", host: str, port: int) -> str:
 KV capacity: {engine.pool.num_tokens:,} tokens in all, up to {engine.max_model_len:,} a request
 Listening on {url} (Ctrl-C ends). Documentation: {url}/docs. Try:
 
-  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'
+  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\{key}
+    -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true,
+         "temperature": 0, "max_tokens": 100}}'
 """
 
 

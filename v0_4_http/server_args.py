@@ -1,4 +1,5 @@
-"""The server's own flags, beside the engine's (`engine_args.py`); the names are vLLM's. Torch-free."""
+"""The server's own flags, beside the engine's (`engine_args.py`); their names are vLLM's where it has
+them. Torch-free."""
 
 import json
 import logging
@@ -40,6 +41,10 @@ class ServerArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ModelError(f"port must be from 0 to 65535, got {self.port}.")
+        if any(not key.strip() for key in self.api_key or ()):
+            raise ModelError("api_key is empty: leave it out, or give a key (was a variable of the shell not set?).")
+        if any(not name.strip() for name in self.served_model_name or ()):
+            raise ModelError("served_model_name is empty: leave it out, or give a name.")
         if self.max_queued_requests < 1:
             raise ModelError(f"max_queued_requests must be at least 1, got {self.max_queued_requests}.")
         if not 0 <= self.shutdown_timeout < float("inf"):

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -20,11 +20,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import RequestError, shown
-from common.prompts import Prompt, as_list, encode, for_each
+from common.prompts import as_list, encode, for_each
 from common.sampling_params import SamplingParams, check_token_ids
 
 from .answers import Answer, ChatAnswer, CompletionAnswer, Totals
-from .async_engine import AsyncEngine, RequestStream
+from .async_engine import AsyncEngine, EngineDeadError, RequestFailedError, RequestStream, UnavailableError
 from .errors import ClientGoneError, UnknownModelError, describe
 from .protocol import (
     ChatCompletionRequest,
@@ -35,8 +35,9 @@ from .protocol import (
 )
 from .responses import ModelCard, Text, Tokens, respond, to_json
 
+T = TypeVar("T")
 Input = tuple[str | None, list[int]]  # a prompt's text, where there was one, and its token ids
-PING_SECONDS = 15  # of silence, after which a comment keeps proxies from closing the connection
+PING_SECONDS = 15  # between comments that keep proxies from closing a connection on which nothing comes
 
 
 @dataclass
@@ -82,18 +83,16 @@ class Serving:
         """POST /v1/chat/completions."""
         name, params = self._check(body)
         self.engine.check_available(params.n)  # before any work is done for it
-        token_ids = await self.engine.tokenize(self.tokenizer.chat_token_ids, *body.template_arguments())
+        tokenized = self.engine.tokenize(self.tokenizer.chat_token_ids, *body.template_arguments())
+        token_ids = await _unless_gone(request, tokenized)
         answer = ChatAnswer(_new_id("chatcmpl"), name, Totals(1, params.n), body.top_logprobs or 0, self.tokenizer)
         return await self._answer(answer, [(None, token_ids)], params, body, request)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
         name, params = self._check(body)
-        prompts = as_list(body.prompt)
-        if not prompts:
-            raise RequestError("prompt is empty: give a text, token ids, or a list of either.", param="prompt")
-        self.engine.check_available(len(prompts) * params.n)
-        inputs = await self.engine.tokenize(self._encode, prompts)
+        self.engine.check_available(params.n)
+        inputs = await _unless_gone(request, self.engine.tokenize(self._encode, body.prompt, params))
         echoes = await self.engine.tokenize(self._texts, inputs) if body.echo else [""] * len(inputs)
         answer = CompletionAnswer(_new_id("cmpl"), name, Totals(len(inputs), params.n), echoes)
         return await self._answer(answer, inputs, params, body, request)
@@ -113,15 +112,14 @@ class Serving:
             count=len(token_ids),
             max_model_len=self.engine.engine.max_model_len,
             tokens=token_ids,
-            token_strs=[self.tokenizer.token_text(i) for i in token_ids] if body.return_token_strs else None,
+            token_strs=await self.engine.tokenize(self._token_texts, token_ids) if body.return_token_strs else None,
         )
 
     async def detokenize(self, body: DetokenizeRequest) -> Text:
         """POST /detokenize."""
         self.model(body.model)
         body.check_extra_fields()
-        check_token_ids("tokens", body.tokens, self.engine.engine.vocab_size)
-        return Text(prompt=await self.engine.tokenize(self.tokenizer.decode, body.tokens, False))
+        return Text(prompt=await self.engine.tokenize(self._decode, body.tokens))
 
     def _check(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[str, SamplingParams]:
         """The name of the model, and the parameters; raises for what the body alone shows to be wrong."""
@@ -130,16 +128,31 @@ class Serving:
         body.check_extra_fields()
         return name, params
 
-    def _encode(self, prompts: list[Prompt]) -> list[Input]:
-        """Text, where there was one, and token ids of each prompt; in the tokenizer's thread."""
+    # In the tokenizer's thread, as they may take long:
+
+    def _encode(self, prompt: Any, params: SamplingParams) -> list[Input]:
+        """Text, where there was one, and token ids of each prompt."""
+        prompts = as_list(prompt)
+        if not prompts:
+            raise RequestError("prompt is empty: give a text, token ids, or a list of either.", param="prompt")
+        self.engine.check_available(len(prompts) * params.n)  # before work is done for it
         vocab_size = self.engine.engine.model.config.vocab_size
         token_ids = for_each(lambda prompt: encode(prompt, self.tokenizer, vocab_size), prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         return list(zip(texts, token_ids, strict=True))
 
     def _texts(self, inputs: list[Input]) -> list[str]:
-        """What `echo` gives back of each prompt; in the tokenizer's thread."""
+        """What `echo` gives back of each prompt."""
         return [self.tokenizer.decode(token_ids) if text is None else text for text, token_ids in inputs]
+
+    def _decode(self, token_ids: Any) -> str:
+        if not isinstance(token_ids, list) or not all(type(token_id) is int for token_id in token_ids):
+            raise RequestError(f"tokens must be a list of token ids, got {shown(token_ids)}.", param="tokens")
+        check_token_ids("tokens", token_ids, self.engine.engine.vocab_size)
+        return self.tokenizer.decode(token_ids, False)
+
+    def _token_texts(self, token_ids: list[int]) -> list[str]:
+        return [self.tokenizer.token_text(token_id) for token_id in token_ids]
 
     async def _answer(
         self, answer: Answer, inputs: list[Input], params: SamplingParams, body: Generation, request: Request
@@ -152,6 +165,9 @@ class Serving:
             return _EventStream(stream, _events(stream, answer, body.include_usage))
         try:
             await _unless_gone(request, _collect(stream, answer.totals))
+        except (RequestFailedError, EngineDeadError):
+            answer.totals.failed = True
+            raise
         finally:
             stream.close()
         return respond(answer.whole())
@@ -185,6 +201,7 @@ async def _events(stream: RequestStream, answer: Answer, include_usage: bool) ->
         if include_usage:
             yield _event(to_json(answer.usage_chunk())).encode()
     except Exception as error:
+        answer.totals.failed = not isinstance(error, UnavailableError)
         yield _event(to_json(describe(error)[1])).encode()
     yield _event("[DONE]").encode()
 
@@ -199,14 +216,14 @@ async def _collect(stream: RequestStream, totals: Totals) -> None:
         totals.add(prompt_index, output)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, but raise `ClientGoneError` as soon as the client has left."""
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work, but give it up and raise `ClientGoneError` as soon as the client has left."""
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGoneError("The client has closed the connection.")
-        task.result()
+        return task.result()
     finally:
         task.cancel()
         watcher.cancel()

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import importlib
 import json
+import threading
 
 import pytest
 
@@ -316,3 +317,69 @@ def test_sch_3_answers_in_a_tight_pool_are_preempted_and_stay_the_same_over_http
         choices = [choice for chunk in tight for choice in chunk["choices"]]
         tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
         assert tokens == [token_text(token_id) for token_id in tiny.tokens(prompt, 10)]
+
+
+def test_health_is_200_while_the_queue_is_full_or_over_full_by_preemptions(serve):
+    with serve(Successor(), num_blocks=40, max_num_seqs=1, server={"max_queued_requests": 2}) as server:
+        with held(server, 1) as (gate, submit):
+            first = submit(server.complete, prompt="a", max_tokens=3)
+            gate.reached(1)
+            second = submit(server.complete, prompt="A", max_tokens=3)
+            wait_for_queue(server, 2)
+            assert server.complete(prompt="x").status_code == 503
+            server.engine.scheduler.waiting.append(server.engine.scheduler.waiting[0])  # as a victim would stand there
+            assert server.http.get("/health").status_code == 200
+            server.engine.scheduler.waiting.pop()
+            gate.go(1)
+        assert {first.result().status_code, second.result().status_code} == {200}
+
+
+def test_health_is_503_while_the_server_shuts_down(serve):
+    with serve(Successor(), num_blocks=40) as server:
+        assert server.http.get("/health").status_code == server.http.head("/health").status_code == 200
+        on_loop(server, server.app.state.engine.shutdown(0)).result(20)
+        check_refused(server.http.get("/health"))
+
+
+def test_what_nobody_has_foreseen_is_a_500_with_an_id_and_the_connection_goes_on(serve, monkeypatch, caplog):
+    with serve(Successor(), num_blocks=40) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.app.state.engine, "submit", lambda *_: 1 / 0)
+            refused = server.complete(max_tokens=2, prompt="a")
+        assert refused.status_code == 500
+        assert check_error(refused.json(), "server_error").startswith("The server failed (ZeroDivisionError)")
+        assert refused.headers["x-request-id"]
+        assert refused.headers.get("connection") != "close"
+        assert "ZeroDivisionError" in caplog.text  # with its traceback
+        assert server.complete(prompt="a", max_tokens=2).json()["choices"][0]["text"] == "bc"
+
+
+def test_an_observer_that_fails_costs_nobody_his_answer(serve, monkeypatch):
+    with serve(Successor(), num_blocks=40) as server:
+        observer = server.app.state.engine.observer
+        monkeypatch.setattr(observer, "on_output", lambda *_: 1 / 0)
+        assert server.complete(prompt="a", max_tokens=3).json()["choices"][0]["text"] == "bcd"
+
+
+def test_a_client_that_leaves_while_its_prompt_is_tokenised_is_never_submitted(serve):
+    with serve(Successor(), num_blocks=40) as server:
+        release = threading.Event()
+        on_loop(server, server.app.state.engine.tokenize(lambda: None)).result(20)
+        blocked = on_loop(server, server.app.state.engine.tokenize(release.wait, 20))
+        connection = connect(server, "/v1/completions", prompt="a", max_tokens=3)
+        server.wait_until(lambda: server.app.state.engine._num_tokenizing == 2, "the second one waits")
+        connection.close()
+        server.wait_until(lambda: server.app.state.engine._num_tokenizing == 1, "it has been given up")
+        release.set()
+        blocked.result(20)
+        assert metric(server, "prompt_tokens_total") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_request_is_logged_as_an_error_with_its_id(serve, caplog, stream):
+    caplog.set_level("INFO")
+    with serve(Successor(poison="!"), num_blocks=40) as server:
+        server.complete(prompt="a!", max_tokens=3, stream=stream)
+        server.wait_until(lambda: "finish=" in caplog.text, "it has been logged")
+    [line] = [record.getMessage() for record in caplog.records if "finish=" in record.getMessage()]
+    assert "finish=error" in line

@@ -80,7 +80,7 @@ def running(
     llm_engine = milestone.LLMEngine(model, tokenizer=tokenizer, **engine)
     app = module.build_app(llm_engine, args)
     socket = module._bind(module.ServerArgs(port=0))
-    uvicorn_server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    uvicorn_server = uvicorn.Server(uvicorn.Config(app, http="h11", log_config=None, access_log=False))
     thread = threading.Thread(target=lambda: asyncio.run(uvicorn_server.serve([socket])), daemon=True)
     thread.start()
     running_server = RunningServer(f"http://127.0.0.1:{socket.getsockname()[1]}", llm_engine, app)

@@ -200,3 +200,16 @@ def test_step_is_about_five_statements():
     tree = ast.parse((ROOT / "v0_3_scheduler" / "engine.py").read_text())
     [function] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "step"]
     assert len(function.body) - 1 <= 5  # less the docstring
+
+
+def test_after_a_failed_step_everybody_waits_again_in_the_order_of_arrival():
+    sched = scheduler(max_num_seqs=2)
+    for name in "ABC":
+        sched.add(request(name, 5))
+    sched.schedule()
+    assert [r.request_id for r in sched.running] == ["A", "B"]
+    sched.preempt_all()
+    assert [r.request_id for r in sched.waiting] == ["A", "B", "C"]
+    assert sched.running == []
+    sched.check_integrity()
+    assert sched.block_manager.num_free_blocks == 100
