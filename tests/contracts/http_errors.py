@@ -482,21 +482,21 @@ def test_no_request_writes_a_second_line_into_the_log(serve_script, caplog, end)
 
 def test_stop_strings_and_ids_without_number_or_end_are_refused(serve_script):
     with refusing(serve_script([65])) as server:
-        refused(completion(server, stop=["x"] * 1025), "stop", "at most 1024 characters")
-        refused(completion(server, stop="x" * 1025), "stop", "at most 1024 characters")
-        refused(completion(server, stop_token_ids=[1] * 1025), "stop_token_ids", "1024")
-        assert completion(server, stop=["x" * 1024] * 4, max_tokens=1).status_code == 200
+        refused(server.complete(stop=["x"] * 1025), "stop", "at most 1024 characters")
+        refused(server.complete(stop="x" * 1025), "stop", "at most 1024 characters")
+        refused(server.complete(stop_token_ids=[1] * 1025), "stop_token_ids", "1024")
+        assert server.complete(stop=["x" * 1024] * 4, max_tokens=1).status_code == 200
 
 
 def test_fields_that_mean_something_else_in_a_chat_and_options_of_a_stream_are_refused(serve_script):
     with refusing(serve_script([65])) as server:
         refused(server.chat(echo=True), "echo", "not supported")
         refused(server.chat(add_special_tokens=True), "add_special_tokens", "not supported")
-        refused(completion(server, add_special_tokens=False), "add_special_tokens", "not supported")
+        refused(server.complete(add_special_tokens=False), "add_special_tokens", "not supported")
         options = {"include_usage": True, "continuous_usage_stats": True}
-        refused(completion(server, stream=True, stream_options=options), "stream_options", "continuous_usage_stats")
+        refused(server.complete(stream=True, stream_options=options), "stream_options", "continuous_usage_stats")
         assert server.chat(echo=False, add_special_tokens=False, max_tokens=1).status_code == 200
-        assert completion(server, add_special_tokens=True, max_tokens=1).status_code == 200
+        assert server.complete(add_special_tokens=True, max_tokens=1).status_code == 200
 
 
 def test_a_path_with_a_slash_too_many_is_a_404_and_no_redirect(serve_script):
