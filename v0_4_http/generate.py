@@ -1,4 +1,4 @@
-"""The command line: `python -m v0_4_http "Why is the sky blue?"`.
+"""The command line: `python -m v0_4_http.generate "Why is the sky blue?"`.
 
 Answers go to standard output, a single one as it is written; everything else goes to standard error: a pipe gets the
 text alone.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Answer the prompts of `argv`, of a file or of standard input, together; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {__package__}",
+        prog=f"python -m {__package__}.generate",
         description="Answer prompts with a Llama, many requests at once, on a KV cache of blocks.",
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to answer; without one, standard input")

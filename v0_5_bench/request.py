@@ -1,0 +1,52 @@
+"""A request on its way through the engine: what is known of it, and how far it has come. Torch-free.
+
+One field drives the scheduler: `num_computed_tokens`, the tokens whose KV is in the cache. What is left of a request is
+`num_tokens - num_computed_tokens`: the whole prompt at first, one token in each decode step, and prompt and output
+again after a preemption. Nothing else tells prefill from decode. v0.6 lets it start above zero.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from common.sampling_params import FinishReason, SamplingState
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is. A preempted one is `WAITING` again, at the head of the queue."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence to be generated. A caller's request with `n > 1` becomes `n` of these.
+
+    `sampling` holds its tokens: the lists of the prompt and of the output, which grows. A preemption takes neither, so
+    that the request goes on where it was, with the same tokens and the same random numbers.
+    """
+
+    request_id: str
+    sampling: SamplingState
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    finish: FinishReason | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The prompt alone."""
+        return len(self.sampling.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.num_prompt_tokens + len(self.sampling.output_token_ids)
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """The tokens at positions `start` to `end - 1`, of prompt and output as one sequence."""
+        prompt, output = self.sampling.prompt_token_ids, self.sampling.output_token_ids
+        if start >= len(prompt):
+            return output[start - len(prompt) : end - len(prompt)]
+        return (prompt[start:end] + output[: max(0, end - len(prompt))]) if end > len(prompt) else prompt[start:end]

@@ -1,0 +1,159 @@
+"""The policy: which requests compute how many tokens in the next step. First come, first served; no torch, no text.
+
+One token budget and no phases. A request that runs gets what is left of it, as far as the budget goes: a decode is the
+case where one token is left, a long prompt is cut into chunks by the same rule.
+
+    waiting  [ C, D, E ]  --admit-->  running  [ A, B ]  --finish-->  gone
+                 ^                                  |
+                 +------------- preempt ------------+     the newest one gives its blocks back and computes again
+
+Both queues are in the order of arrival, and every running request has arrived before every waiting one: a victim is
+always the newest, goes to the head of the queue, and comes back before any other. v0.6 starts requests further on.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from .block_manager import BlockManager
+from .request import Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: `requests[i]` computes `num_scheduled_tokens[i]` tokens, and finds its KV in `block_tables[i]`."""
+
+    requests: list[Request]
+    num_scheduled_tokens: list[int]
+    block_tables: list[list[int]]
+    preempted: list[Request]
+
+    def only(self, requests: Collection[Request]) -> "SchedulerOutput":
+        """The same step for these of its requests alone."""
+        kept = [i for i, request in enumerate(self.requests) if request in requests]
+        return SchedulerOutput(
+            [self.requests[i] for i in kept],
+            [self.num_scheduled_tokens[i] for i in kept],
+            [self.block_tables[i] for i in kept],
+            self.preempted,
+        )
+
+
+class Scheduler:
+    """Decides, and keeps the block manager true to its decisions.
+
+    Args:
+        block_manager: hands out the blocks.
+        max_num_batched_tokens: the token budget of a step.
+        max_num_seqs: how many requests may run at once.
+        max_request_len: prompt plus output of the longest request there can be; it alone fits into the pool.
+    """
+
+    def __init__(
+        self, block_manager: BlockManager, *, max_num_batched_tokens: int, max_num_seqs: int, max_request_len: int
+    ) -> None:
+        self.block_manager = block_manager
+        self.max_num_batched_tokens, self.max_num_seqs = max_num_batched_tokens, max_num_seqs
+        self.max_request_len = max_request_len
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Put a request at the end of the queue."""
+        self.waiting.append(request)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether anybody waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step, and take the blocks it needs. Without requests the step is empty."""
+        requests: list[Request] = []
+        num_scheduled_tokens: list[int] = []
+        preempted: list[Request] = []
+        budget = self.max_num_batched_tokens
+
+        # 1. Running requests, oldest first. Victims are taken from the other end, so none has been scheduled yet.
+        while len(requests) < len(self.running) and budget > 0:
+            request = self.running[len(requests)]
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            while not self.block_manager.can_append(request.request_id, num_tokens):
+                preempted.append(self._preempt_newest())
+                if preempted[-1] is request:
+                    break
+            else:
+                self.block_manager.append(request.request_id, num_tokens)
+                requests.append(request)
+                num_scheduled_tokens.append(num_tokens)
+                budget -= num_tokens
+
+        # 2. Waiting requests, in their order, unless blocks are so short that somebody has just lost his: he stands at
+        # the head, and has just been found not to fit. One is admitted only if all its known tokens would fit now,
+        # though it takes the blocks of its first chunk alone: half-admitted prompts would only preempt each other.
+        while self.waiting and not preempted and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            if not self.block_manager.can_allocate(request.num_tokens):
+                break
+            num_tokens = min(request.num_tokens, budget)
+            self.block_manager.allocate(request.request_id, num_tokens)
+            request.status = RequestStatus.RUNNING
+            self.running.append(self.waiting.popleft())
+            requests.append(request)
+            num_scheduled_tokens.append(num_tokens)
+            budget -= num_tokens
+
+        assert requests or not self.has_unfinished_requests(), "a step without progress"
+        block_tables = [self.block_manager.block_table(request.request_id) for request in requests]
+        return SchedulerOutput(requests, num_scheduled_tokens, block_tables, preempted)
+
+    def update(self, scheduled: SchedulerOutput, sampled: Mapping[str, int]) -> None:
+        """Take in what a step has computed, and end the requests that its tokens end.
+
+        Args:
+            scheduled: the step.
+            sampled: the new token of every request whose known tokens are all computed.
+        """
+        for request, num_tokens in zip(scheduled.requests, scheduled.num_scheduled_tokens, strict=True):
+            request.num_computed_tokens += num_tokens
+            if request.request_id in sampled:
+                request.sampling.output_token_ids.append(sampled[request.request_id])
+                request.finish = request.sampling.finish_reason(self.max_request_len)
+        self.finish_requests([request.request_id for request in scheduled.requests if request.finish is not None])
+
+    def preempt_all(self) -> None:
+        """Send everybody who runs back to the queue, in order: their step has failed, and nothing of it counts."""
+        while self.running:
+            self._preempt_newest()
+
+    def finish_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests wherever they are, and take their blocks back; an id that is not here is no error."""
+        for request_id in request_ids:
+            for queue in (self.running, self.waiting):
+                request = next((request for request in queue if request.request_id == request_id), None)
+                if request is not None:
+                    queue.remove(request)
+                    request.status = RequestStatus.FINISHED
+                    if queue is self.running:
+                        self.block_manager.free(request_id)
+
+    def check_integrity(self) -> None:
+        """Raise an `AssertionError` unless what must hold between two steps does."""
+        self.block_manager.check_integrity()
+        assert len(self.running) <= self.max_num_seqs, "more requests run than may"
+        owned = sum(len(self.block_manager.block_table(request.request_id)) for request in self.running)
+        assert owned == self.block_manager.num_blocks - self.block_manager.num_free_blocks, "blocks of nobody who runs"
+        for request in self.running:
+            assert request.status is RequestStatus.RUNNING
+            assert self.block_manager.num_tokens(request.request_id) == request.num_computed_tokens
+            assert request.num_computed_tokens < request.num_tokens, "a request without work runs"
+        for request in self.waiting:
+            assert (request.status, request.num_computed_tokens) == (RequestStatus.WAITING, 0)
+
+    def _preempt_newest(self) -> Request:
+        """The newest running request gives its blocks back, and waits at the head of the queue to compute again."""
+        victim = self.running.pop()
+        self.block_manager.free(victim.request_id)
+        victim.status, victim.num_computed_tokens = RequestStatus.WAITING, 0
+        victim.num_preemptions += 1
+        self.waiting.appendleft(victim)
+        return victim
