@@ -333,7 +333,8 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "nothing-here", "./a/b", "a/b/c", "org/", "../x"])
-def test_a_folder_that_is_not_there_is_told(model: str) -> None:
+def test_a_folder_that_is_not_there_is_told(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what lies beside the repository is not known
     message = resolve_refusal(model)
     assert message.startswith(f"There is no folder {Path(model)}: --model takes a folder, a .gguf file, or a hub id")
 
