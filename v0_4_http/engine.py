@@ -183,7 +183,6 @@ class LLMEngine:
     def _fail(self, request: Request, error: Exception) -> None:
         """End the caller's request that this one is a choice of."""
         request_id = self.output_processor.parent_id(request.request_id)
-        if request_id is not None:  # `None`: another of its choices has failed in this step
-            self.abort_request(request_id)
-            assert self.on_failure is not None
-            self.on_failure(request_id, error)
+        self.abort_request(request_id)
+        assert self.on_failure is not None
+        self.on_failure(request_id, error)

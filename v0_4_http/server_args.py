@@ -1,11 +1,11 @@
-"""The server's own flags, beside the engine's (`engine_args.py`); their names are vLLM's where it has
-them. Torch-free."""
+"""The server's own flags, beside the engine's (`engine_args.py`), named as vLLM's where it has them. Torch-free."""
 
 import json
 import logging
 from dataclasses import dataclass, field
 
 from common.errors import ModelError
+from common.units import check_count
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -45,8 +45,7 @@ class ServerArgs:
             raise ModelError("api_key is empty: leave it out, or give a key (was a variable of the shell not set?).")
         if any(not name.strip() for name in self.served_model_name or ()):
             raise ModelError("served_model_name is empty: leave it out, or give a name.")
-        if self.max_queued_requests < 1:
-            raise ModelError(f"max_queued_requests must be at least 1, got {self.max_queued_requests}.")
+        check_count("max_queued_requests", self.max_queued_requests)
         if not 0 <= self.shutdown_timeout < float("inf"):
             raise ModelError(f"shutdown_timeout must be at least 0 seconds, got {self.shutdown_timeout}.")
         if self.origins is None:

@@ -9,6 +9,7 @@ none, and never the text encoded again.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -62,7 +63,7 @@ class RequestResult:
         num_gaps = len(self.chunk_times) - 1
         if num_gaps > 0:
             tokens_a_gap = max(1.0, (self.num_output_tokens - 1) / num_gaps)
-            for before, after in zip(self.chunk_times, self.chunk_times[1:], strict=False):
+            for before, after in itertools.pairwise(self.chunk_times):
                 yield (after - before) / tokens_a_gap
 
 
@@ -132,8 +133,8 @@ async def _send(
     if load.ignore_eos:
         body["ignore_eos"] = True
     if request.messages is not None:
-        path, extra = "/v1/chat/completions", {"messages": request.messages}
-        body |= extra | {"max_completion_tokens": request.num_output_tokens}
+        path = "/v1/chat/completions"
+        body |= {"messages": request.messages, "max_completion_tokens": request.num_output_tokens}
     else:
         path = "/v1/completions"
         body |= {"prompt": request.prompt, "max_tokens": request.num_output_tokens}

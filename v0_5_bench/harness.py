@@ -25,6 +25,7 @@ from typing import Any
 from common import cli
 from common.errors import ModelError
 from common.recipe import recipe
+from common.units import check_count
 
 from . import workloads
 from .workloads import BenchRequest
@@ -67,6 +68,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
+    check_count("num_requests", args.num_requests)
+    if args.warmup < 0:
+        raise ModelError(f"warmup must be at least 0, got {args.warmup}.")
     requests, warmup = _requests(args, args.num_requests, args.seed), _requests(args, args.warmup, args.seed + 1)
     run = {"serve": _serve, "throughput": _offline, "latency": _offline}[args.command]
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "api_key")}
@@ -78,8 +82,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _requests(args: argparse.Namespace, num: int, seed: int) -> list[BenchRequest]:
-    if num < 0 or (num < 1 and num == args.num_requests):
-        raise ModelError(f"num_requests must be at least 1 and warmup at least 0, got {num}.")
     output_len = workloads.parse_range(args.output_len, "output_len")
     if args.workload == "file":
         if args.file is None:
@@ -100,8 +102,8 @@ def _serve(args: argparse.Namespace, requests: list[BenchRequest], warmup: list[
 
     if args.request_rate is not None and (args.concurrency is not None or args.request_rate <= 0):
         raise ModelError("request_rate must be above 0, and excludes concurrency.")
-    if args.concurrency is not None and args.concurrency < 1:
-        raise ModelError(f"concurrency must be at least 1, got {args.concurrency}.")
+    if args.concurrency is not None:
+        check_count("concurrency", args.concurrency)
     with _server(args.base_url) as base_url:
         load = Load(
             base_url=base_url,
@@ -218,9 +220,8 @@ def _offline(args: argparse.Namespace, requests: list[BenchRequest], warmup: lis
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
         raise ModelError(f"{args.engine} ended with exit code {done.returncode}: what it said is above.")
-    results = [RequestResult(**{"planned": 0.0} | entry) for entry in json.loads(lines[0].removeprefix("RESULT "))]
-    for result in results:
-        result.planned = result.start
+    entries = json.loads(lines[0].removeprefix("RESULT "))
+    results = [RequestResult(planned=entry["start"], **entry) for entry in entries]
     summary = summarise(results)
     if args.command == "throughput":  # all tokens come at the end: what a token took alone is not known
         summary["tpot_ms"] = summary["itl_ms"] = None

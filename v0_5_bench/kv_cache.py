@@ -66,8 +66,7 @@ class KVCache:
         queries, contexts = torch.tensor(query_lens, device=device), torch.tensor(context_lens, device=device)
         # Each token's request, and its position there: the request's last `query_len` positions.
         owner = torch.repeat_interleave(queries)  # [T]
-        first = (contexts - queries)[owner]
-        positions = first + torch.arange(len(owner), device=device) - (queries.cumsum(0) - queries)[owner]
+        positions = torch.arange(len(owner), device=device) + (contexts - queries.cumsum(0))[owner]
         self.slot_mapping = tables[owner, positions // block_size] * block_size + positions % block_size
 
         # A block that is written from its start on is new to its owner: what a former one left may be NaN.

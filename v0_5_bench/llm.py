@@ -117,7 +117,8 @@ class LLM:
                 self._step()
 
     def _step(self) -> None:
-        self._leave([self._dropped.pop() for _ in range(len(self._dropped))])
+        while self._dropped:
+            self._leave([self._dropped.pop()])
         for output in self.engine.step():
             if output.request_id in self._outputs:  # else of a request that somebody has given to the engine himself
                 self._outputs[output.request_id].append(output)

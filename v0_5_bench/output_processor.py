@@ -70,9 +70,9 @@ class OutputProcessor:
                 del self._children[request.request_id]
         return [self._output(self.parents[request_id], outputs) for request_id, outputs in deltas.items()]
 
-    def parent_id(self, child_id: str) -> str | None:
-        """The caller's request that this one is a choice of; `None` once that has ended."""
-        return self._children[child_id][0].request_id if child_id in self._children else None
+    def parent_id(self, child_id: str) -> str:
+        """The caller's request that this one, which has not ended, is a choice of."""
+        return self._children[child_id][0].request_id
 
     def abort(self, request_id: str) -> list[str]:
         """Forget a caller's request; returns the children that still ran. An id that is not here has none."""

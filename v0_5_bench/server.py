@@ -62,8 +62,7 @@ def _serve(args: argparse.Namespace) -> None:
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
     name = _names(server_args, engine_args.model)[0]
     host, port = sockets[0].getsockname()[:2]
-    has_keys = bool(server_args.api_key or os.environ.get(API_KEY_VARIABLE))
-    print(_welcome(name, engine, host, port, has_keys), file=sys.stderr)
+    print(_welcome(name, engine, host, port, bool(_api_keys(server_args))), file=sys.stderr)
     asyncio.run(serve(app, server_args, sockets))
 
 
@@ -134,7 +133,7 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
     # The last one added is the outermost: the log sees everything, a preflight needs no key.
     app.add_middleware(middleware.Faults)
     app.add_middleware(middleware.BodyLimit)
-    app.add_middleware(middleware.ApiKey, keys=args.api_key or list(filter(None, [os.environ.get(API_KEY_VARIABLE)])))
+    app.add_middleware(middleware.ApiKey, keys=_api_keys(args))
     app.add_middleware(CORSMiddleware, allow_origins=args.origins or [], allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(middleware.AccessLog)
 
@@ -252,6 +251,12 @@ def _names(args: ServerArgs, model: str | None) -> list[str]:
     from common.weights import DEFAULT_MODEL
 
     return args.served_model_name or [model or DEFAULT_MODEL]
+
+
+def _api_keys(args: ServerArgs) -> list[str]:
+    """The keys that clients may send: of the flags, else of the environment; none lets everybody in."""
+    variable = os.environ.get(API_KEY_VARIABLE)
+    return args.api_key or ([variable] if variable else [])
 
 
 def _version() -> str:

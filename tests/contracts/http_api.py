@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kit.models import ScriptModel, Stepped
-from tests.kit.server import USER, events
+from tests.kit.server import USER, bodies, counts, events, only, post_lines, streamed, texts
 from tests.kit.tokenizers import BOS, EOS, EOT, byte_tokenizer, spm_ids, spm_tokenizer
 
 SINCE = "v0_4"
@@ -29,56 +29,6 @@ class Shaped(ScriptModel):
         return self.change(super().logits(hidden))
 
 
-def only(response):
-    """The one choice of an answer."""
-    assert response.status_code == 200, response.text
-    [choice] = response.json()["choices"]
-    return choice
-
-
-def texts(response):
-    """The texts of a completion's choices, whose indices count from 0."""
-    assert response.status_code == 200, response.text
-    choices = response.json()["choices"]
-    assert [choice["index"] for choice in choices] == list(range(len(choices)))
-    return [choice["text"] for choice in choices]
-
-
-def counts(response):
-    """Prompt and completion tokens, whose sum is the third."""
-    usage = response.json()["usage"]
-    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    return usage["prompt_tokens"], usage["completion_tokens"]
-
-
-def chunks(response):
-    return [json.loads(event) for event in events(response)[:-1]]
-
-
-def streamed(response):
-    """`{index: (text, finish_reason)}` of a stream; every choice ends once, with nothing after it."""
-    answer = {}
-    for chunk in chunks(response):
-        for choice in chunk["choices"]:
-            text, finish = answer.get(choice["index"], ("", None))
-            assert finish is None
-            new = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            answer[choice["index"]] = (text + new, choice["finish_reason"])
-    return answer
-
-
-def post_lines(server, caplog, count):
-    """The log's lines on POSTs, once there are so many: a line comes when its answer has gone."""
-
-    def lines():
-        messages = [record.getMessage() for record in caplog.records if record.name.endswith(".access")]
-        return [message for message in messages if message.startswith("POST ")]
-
-    server.wait_until(lambda: len(lines()) == count, f"the log has {count} lines")
-    return lines()
-
-
 def test_api_3_every_listed_name_is_accepted_and_given_back(serve_script):
     names = ["org/model", "alias"]
     with serve_script([65, EOS], max_model_len=64, server={"served_model_name": names}) as server:
@@ -94,7 +44,7 @@ def test_api_3_every_listed_name_is_accepted_and_given_back(serve_script):
             for response in (server.chat(model=card["id"]), server.complete(model=card["id"])):
                 assert response.json()["model"] == card["id"]
             for call in (server.chat, server.complete):
-                assert {chunk["model"] for chunk in chunks(call(model=card["id"], stream=True))} == {card["id"]}
+                assert {chunk["model"] for chunk in bodies(call(model=card["id"], stream=True))} == {card["id"]}
         assert server.chat().json()["model"] == server.complete(model=None).json()["model"] == "org/model"
         assert server.http.get("/health").json() == {"status": "ok"}
         assert server.http.get("/version").json() == {"version": importlib.metadata.version("mini-vllm")}
@@ -167,7 +117,7 @@ def test_eos_1_every_end_token_ends_and_counts_and_only_the_primary_has_no_stop_
             assert choice["message"]["content"] == "A"
             assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
             assert counts(server.chat()) == (CHAT_LEN, 2)  # the end token counts
-            last = chunks(server.chat(stream=True))[-1]["choices"][0]
+            last = bodies(server.chat(stream=True))[-1]["choices"][0]
             assert (last["delta"], last["finish_reason"], last["stop_reason"]) == ({}, "stop", reason)
             choice = only(server.chat(stop_token_ids=[65]))
             assert (choice["message"]["content"], choice["stop_reason"]) == ("", 65)
@@ -268,7 +218,7 @@ def test_several_prompts_with_n_choices_are_numbered_prompt_by_prompt(serve_scri
             assert counts(whole) == (9, 12)
             expected = {index: (text, "length") for index, text in enumerate(texts(whole))}
             assert streamed(server.complete(stream=True, **body)) == expected
-        last = chunks(server.complete(stream=True, stream_options={"include_usage": True}, **body))[-1]
+        last = bodies(server.complete(stream=True, stream_options={"include_usage": True}, **body))[-1]
         assert last["choices"] == []
         assert last["usage"] == {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21}
 
@@ -302,7 +252,7 @@ def test_lgp_1_chat_logprobs_have_one_entry_for_every_token_streamed_and_whole(s
         ]
         for given, expected in (({}, plain), ({"top_logprobs": 0}, plain), ({"top_logprobs": 2}, top)):
             assert only(server.chat(logprobs=True, **given))["logprobs"] == {"content": expected}
-            parts = [c["choices"][0]["logprobs"] for c in chunks(server.chat(logprobs=True, stream=True, **given))]
+            parts = [c["choices"][0]["logprobs"] for c in bodies(server.chat(logprobs=True, stream=True, **given))]
             assert [entry for part in parts if part for entry in part["content"]] == expected
         assert only(server.chat(logprobs=False))["logprobs"] is None
 
@@ -314,7 +264,7 @@ def test_lgp_4_the_sampled_token_is_reported_beside_the_likeliest_whatever_the_t
             body = {"max_tokens": 2, "temperature": temperature, "logit_bias": {"90": 100}}
             for stream in (False, True):
                 response = server.complete(logprobs=1, stream=stream, **body)
-                parts = [c["choices"][0]["logprobs"] for c in (chunks(response) if stream else [response.json()])]
+                parts = [c["choices"][0]["logprobs"] for c in (bodies(response) if stream else [response.json()])]
                 joined = {name: [x for part in parts if part for x in part[name]] for name in parts[0]}
                 assert joined == {
                     "tokens": ["Z", "Z"],
@@ -401,21 +351,21 @@ def test_blk_4_two_requests_with_one_client_chosen_id_at_once_are_answered_apart
     caplog.set_level(logging.INFO)
     model = Stepped([*b"ABC", EOS], 2)
     request = {"method": "POST", "url": "/v1/completions", "headers": {"X-Request-Id": "mine"}}
-    bodies = [{"prompt": prompt, "stream": True, "temperature": 0} for prompt in ("Hi", "Hi!")]
+    asked = [{"prompt": prompt, "stream": True, "temperature": 0} for prompt in ("Hi", "Hi!")]
     with serve(model, num_blocks=200) as server:
         with (
-            server.http.stream(**request, json=bodies[0]) as first,
-            server.http.stream(**request, json=bodies[1]) as second,
+            server.http.stream(**request, json=asked[0]) as first,
+            server.http.stream(**request, json=asked[1]) as second,
         ):
             model.steps.release(1000)  # both have been taken by now
             for response in (first, second):
                 response.read()
                 assert response.headers["X-Request-Id"] == "mine"
         assert [streamed(first), streamed(second)] == [{0: ("ABC", "stop")}, {0: ("BC", "stop")}]
-        ids = [{chunk["id"] for chunk in chunks(response)} for response in (first, second)]
+        ids = [{chunk["id"] for chunk in bodies(response)} for response in (first, second)]
         assert [len(id_) for id_ in ids] == [1, 1]
         assert ids[0] != ids[1]
-        lines = post_lines(server, caplog, 2)
+        lines = post_lines(caplog, 2)
         assert all(" request_id=mine " in line for line in lines)
         # Without one, the server makes one.
         assert len({server.http.get("/health").headers["X-Request-Id"] for _ in range(2)}) == 2

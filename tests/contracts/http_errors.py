@@ -12,7 +12,7 @@ import socket
 import pytest
 
 from tests.kit.models import ScriptModel
-from tests.kit.server import USER, events
+from tests.kit.server import USER, access_lines, events, wait_until
 from tests.kit.tokenizers import EOS, GEMMA_TEMPLATE, byte_tokenizer
 
 SINCE = "v0_4"
@@ -467,13 +467,9 @@ def test_no_request_writes_a_second_line_into_the_log(serve_script, caplog, end)
         refused(server.http.get(f"/none{end}INFO%20access:%20forged%20200"), None, status=404)
         server.http.get("/health", headers={"X-Request-Id": b"a\x85INFO access: forged \xa0b"})
         server.chat(model=forged)
-
-        def lines():
-            return [record.getMessage() for record in caplog.records if record.name.endswith(".access")]
-
-        server.wait_until(lambda: len(lines()) == 3, "the log has a line for each")
-        health, none, chat = sorted(lines())  # a line comes when its answer has gone, in any order
-        assert all(len(line.splitlines()) == 1 for line in lines())
+        wait_until(lambda: len(access_lines(caplog)) == 3, "the log has a line for each")
+        health, none, chat = sorted(access_lines(caplog))  # a line comes when its answer has gone, in any order
+        assert all(len(line.splitlines()) == 1 for line in access_lines(caplog))
         assert health.startswith("GET /health 200 request_id=aINFOaccess:forgedb ms=")
         assert none.startswith("GET /none\\")
         assert " 404 request_id=" in none

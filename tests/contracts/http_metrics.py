@@ -2,86 +2,20 @@
 
 import importlib
 import importlib.metadata
-import json
 import logging
 import math
 import re
 import socket
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.models import ScriptModel, Stepped
-from tests.kit.server import events
+from tests.kit.server import bodies, counts, metrics, post_lines, streamed, texts, wait_until
 from tests.kit.tokenizers import EOS
 
 SINCE = "v0_4"
 CHAT_LEN = 23  # tokens of `server.chat()`'s prompt: <bos>[user]\nHi<eot>[assistant]\n
 NORM = math.log(math.exp(10) + math.exp(5) + 257)  # of SCRIPT's logits: the best, the runner-up, the other tokens
-
-
-def only(response):
-    """The one choice of an answer."""
-    assert response.status_code == 200, response.text
-    [choice] = response.json()["choices"]
-    return choice
-
-
-def texts(response):
-    """The texts of a completion's choices, whose indices count from 0."""
-    assert response.status_code == 200, response.text
-    choices = response.json()["choices"]
-    assert [choice["index"] for choice in choices] == list(range(len(choices)))
-    return [choice["text"] for choice in choices]
-
-
-def counts(response):
-    """Prompt and completion tokens, whose sum is the third."""
-    usage = response.json()["usage"]
-    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    return usage["prompt_tokens"], usage["completion_tokens"]
-
-
-def chunks(response):
-    return [json.loads(event) for event in events(response)[:-1]]
-
-
-def streamed(response):
-    """`{index: (text, finish_reason)}` of a stream; every choice ends once, with nothing after it."""
-    answer = {}
-    for chunk in chunks(response):
-        for choice in chunk["choices"]:
-            text, finish = answer.get(choice["index"], ("", None))
-            assert finish is None
-            new = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            answer[choice["index"]] = (text + new, choice["finish_reason"])
-    return answer
-
-
-def metrics(server):
-    """The values of /metrics by name, with a `finished_reason` behind a slash; buckets are left out."""
-    response = server.http.get("/metrics")
-    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    values = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
-            if "le" not in sample.labels:
-                reason = sample.labels.get("finished_reason")
-                values[sample.name.removeprefix("vllm:") + (f"/{reason}" if reason else "")] = sample.value
-    return values
-
-
-def post_lines(server, caplog, count):
-    """The log's lines on POSTs, once there are so many: a line comes when its answer has gone."""
-
-    def lines():
-        messages = [record.getMessage() for record in caplog.records if record.name.endswith(".access")]
-        return [message for message in messages if message.startswith("POST ")]
-
-    server.wait_until(lambda: len(lines()) == count, f"the log has {count} lines")
-    return lines()
 
 
 def test_answers_are_sent_at_once(milestone):
@@ -138,12 +72,12 @@ def test_gauges_follow_the_load_and_come_back_to_nothing(serve):
         assert now() == [0, 0, 0]
         with server.http.stream(**request, json=body) as first, server.http.stream(**request, json=body) as second:
             model.steps.release(1)  # the second one is seen after it
-            server.wait_until(lambda: now()[:2] == [1, 1], "one runs and one waits")
+            wait_until(lambda: now()[:2] == [1, 1], "one runs and one waits")
             assert now()[2] == pytest.approx(1 / 50)
             model.steps.release(1000)
             first.read()
             second.read()
-        server.wait_until(lambda: now() == [0, 0, 0], "the gauges are back at 0")
+        wait_until(lambda: now() == [0, 0, 0], "the gauges are back at 0")
         assert metrics(server)["request_success_total/stop"] == 2
 
 
@@ -157,7 +91,7 @@ def test_sch_3_preemptions_are_counted_and_change_neither_text_nor_counts(serve,
                 assert streamed(response) == {0: ("ABCDEFGHIJ", "length"), 1: ("ABCDEFGHIJ", "length")}
             else:
                 assert (texts(response), counts(response)) == (["ABCDEFGHIJ"] * 2, (12, 20))
-            values, line = metrics(server), post_lines(server, caplog, number)[-1]
+            values, line = metrics(server), post_lines(caplog, number)[-1]
             assert values["num_preemptions_total"] == number
             assert line.endswith(" finish=length preemptions=1")
             assert (values["prompt_tokens_total"], values["generation_tokens_total"]) == (12 * number, 20 * number)
@@ -171,7 +105,7 @@ def test_a_client_that_leaves_between_two_choices_is_counted_and_logged_once_for
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             model.steps.release(1)
             assert any('"finish_reason":"length"' in line for line in response.iter_lines() if "finish" in line)
-        [line] = post_lines(server, caplog, 1)
+        [line] = post_lines(caplog, 1)
         model.steps.release(1000)
         values = metrics(server)
         ends = {reason: values[f"request_success_total/{reason}"] for reason in ("stop", "length", "abort", "error")}
@@ -185,12 +119,12 @@ def test_the_log_line_has_ids_counts_and_finish_and_no_text(serve_script, caplog
     with serve_script([*b"ANSWER"], prompt_len=CHAT_LEN + 4) as server:
         for number, (given, num_output) in enumerate((({}, 4), ({"stream": True, "n": 2}, 8)), 1):
             response = server.chat(**secret, **given)
-            id_ = chunks(response)[0]["id"] if given else response.json()["id"]
+            id_ = bodies(response)[0]["id"] if given else response.json()["id"]
             assert re.fullmatch(
                 rf"POST /v1/chat/completions 200 request_id={response.headers['X-Request-Id']} ms=\d+\.\d id={id_} "
                 rf"prompt_tokens={CHAT_LEN + 4} output_tokens={num_output} ttft_ms=\d+\.\d tpot_ms=\d+\.\d "
                 r"finish=length preemptions=0",
-                post_lines(server, caplog, number)[-1],
+                post_lines(caplog, number)[-1],
             )
         assert "s3cret" not in caplog.text
         assert "ANSW" not in caplog.text

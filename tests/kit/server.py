@@ -5,11 +5,10 @@ import contextlib
 import functools
 import importlib
 import json
-import re
 import socket as sockets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.tokenizers import byte_tokenizer
 
@@ -44,20 +44,21 @@ class RunningServer:
         """POST a completion (`prompt` unless given: `Hi`)."""
         return self.http.post("/v1/completions", json={"prompt": "Hi", "temperature": 0} | body)
 
-    def wait_until(self, condition: Any, what: str) -> None:
-        """Poll for what another thread is about to make true; fails after 20 seconds."""
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, f"after 20 s it still does not hold that {what}"
-            time.sleep(0.005)
-
     def assert_idle(self) -> None:
         """Every request has left the engine, and every block has come back."""
         manager = self.engine.scheduler.block_manager
-        self.wait_until(lambda: not self.engine.has_unfinished_requests(), "no request is left")
-        self.wait_until(lambda: manager.num_free_blocks == manager.num_blocks, "all blocks are free")
+        wait_until(lambda: not self.engine.has_unfinished_requests(), "no request is left")
+        wait_until(lambda: manager.num_free_blocks == manager.num_blocks, "all blocks are free")
         assert not self.engine.output_processor.parents
         self.engine.scheduler.check_integrity()
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20) -> None:
+    """Poll for what another thread, or process, is about to make true; fails after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"after {seconds} s it still does not hold that {what}"
+        time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -84,7 +85,7 @@ def running(
     thread = threading.Thread(target=lambda: asyncio.run(uvicorn_server.serve([socket])), daemon=True)
     thread.start()
     running_server = RunningServer(f"http://127.0.0.1:{socket.getsockname()[1]}", llm_engine, app)
-    running_server.wait_until(lambda: uvicorn_server.started, "the server has started")
+    wait_until(lambda: uvicorn_server.started, "the server has started")
     try:
         yield running_server
         if app.state.engine.is_alive:
@@ -158,19 +159,12 @@ def connect(server, path, **body):
     return connection
 
 
-def metric(server, name, label=""):
-    pattern = rf"^vllm:{name}\{{[^}}]*{re.escape(label)}[^}}]*\}} (\S+)$"
-    return float(re.search(pattern, server.http.get("/metrics").text, re.MULTILINE)[1])
-
-
 def wait_for_aborts(server, number):
-    server.wait_until(
-        lambda: metric(server, "request_success_total", 'finished_reason="abort"') == number, f"{number} have left"
-    )
+    wait_until(lambda: metrics(server)["request_success_total/abort"] == number, f"{number} have left")
 
 
 def wait_for_queue(server, number):
-    server.wait_until(lambda: server.app.state.engine.num_waiting == number, f"{number} wait")
+    wait_until(lambda: server.app.state.engine.num_waiting == number, f"{number} wait")
 
 
 def text(chunks, index=0):
@@ -192,3 +186,67 @@ def answer(server, endpoints=("chat", "complete"), **body):
         answers.add((text(chunks), last["finish_reason"], last["stop_reason"]))
     assert len(answers) == 1
     return answers.pop()
+
+
+def only(response):
+    """The one choice of an answer."""
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    return choice
+
+
+def texts(response):
+    """The texts of a completion's choices, whose indices count from 0."""
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(len(choices)))
+    return [choice["text"] for choice in choices]
+
+
+def counts(response):
+    """Prompt and completion tokens, whose sum is the third."""
+    usage = response.json()["usage"]
+    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def streamed(response):
+    """`{index: (text, finish_reason)}` of a stream; every choice ends once, with nothing after it."""
+    answer = {}
+    for chunk in bodies(response):
+        for choice in chunk["choices"]:
+            text, finish = answer.get(choice["index"], ("", None))
+            assert finish is None
+            new = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            answer[choice["index"]] = (text + new, choice["finish_reason"])
+    return answer
+
+
+def access_lines(caplog):
+    """What the log has said so far of requests that have ended."""
+    return [record.getMessage() for record in caplog.records if record.name.endswith(".access")]
+
+
+def post_lines(caplog, count):
+    """The log's lines on POSTs, once there are so many: a line comes when its answer has gone."""
+
+    def lines():
+        return [line for line in access_lines(caplog) if line.startswith("POST ")]
+
+    wait_until(lambda: len(lines()) == count, f"the log has {count} lines")
+    return lines()
+
+
+def metrics(server):
+    """The values of /metrics by name, with a `finished_reason` behind a slash; buckets are left out."""
+    response = server.http.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    values = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
+            if "le" not in sample.labels:
+                reason = sample.labels.get("finished_reason")
+                values[sample.name.removeprefix("vllm:") + (f"/{reason}" if reason else "")] = sample.value
+    return values

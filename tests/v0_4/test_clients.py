@@ -9,7 +9,7 @@ import torch
 
 from common.sampling_params import SamplingParams
 from tests.kit.models import ScriptModel
-from tests.kit.server import USER
+from tests.kit.server import USER, wait_until
 from tests.kit.tokenizers import byte_tokenizer
 
 PROMPT = "Hi"
@@ -323,10 +323,10 @@ def test_a_full_queue_is_a_503_that_the_client_tries_again_until_there_is_room(s
         try:
             runs = threading.Thread(target=ask, args=(impatient,))
             runs.start()
-            server.wait_until(model.entered.is_set, "the first one runs")
+            wait_until(model.entered.is_set, "the first one runs")
             waits = threading.Thread(target=ask, args=(impatient,))
             waits.start()
-            server.wait_until(lambda: server.app.state.engine.num_waiting == 1, "the second one waits")
+            wait_until(lambda: server.app.state.engine.num_waiting == 1, "the second one waits")
             with pytest.raises(openai.InternalServerError, match="The queue is full") as caught:
                 ask(impatient)
             assert caught.value.status_code == 503

@@ -1,6 +1,7 @@
 """The server as its operator meets it: a process with a banner, flags, signals and an exit code."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -10,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.kit import server as kit
 from tests.kit.checkpoints import tiny_llama
 from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for anything that must happen at all; a test waits as long only where it fails
+wait_until = functools.partial(kit.wait_until, seconds=SECONDS)
 HEAVY = ("torch", "transformers", "tokenizers", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
@@ -92,13 +94,6 @@ def served(*args: Any, **options: Any) -> Iterator[Server]:
         server.process.kill()
         server.end()
         server.process.stdout.close()
-
-
-def wait_until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"after {SECONDS} s it still does not hold that {what}"
-        time.sleep(0.01)
 
 
 class Post:
