@@ -10,6 +10,7 @@ Every run ends as tables on the terminal and, with `--out`, as JSON with its rec
 import argparse
 import asyncio
 import dataclasses
+import importlib.util
 import json
 import re
 import signal
@@ -71,6 +72,8 @@ def _run(args: argparse.Namespace) -> None:
     check_count("num_requests", args.num_requests)
     if args.warmup < 0:
         raise ModelError(f"warmup must be at least 0, got {args.warmup}.")
+    if importlib.util.find_spec("aiohttp") is None:
+        raise ModelError("The harness needs aiohttp: run `pip install -e '.[bench]'`.")
     requests, warmup = _requests(args, args.num_requests, args.seed), _requests(args, args.warmup, args.seed + 1)
     run = {"serve": _serve, "throughput": _offline, "latency": _offline}[args.command]
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "api_key")}

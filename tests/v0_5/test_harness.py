@@ -79,3 +79,9 @@ def test_wrong_arguments_are_one_sentence(call, wrong, message):
     code, out, err = call(*wrong)
     assert (code, out) == (1, "")
     assert message in err.split("\n")[-2]
+
+
+def test_without_its_http_library_the_harness_says_what_to_install(call, monkeypatch):
+    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
+    code, out, err = call("latency", "--num-requests", 1)
+    assert (code, out, err) == (1, "", "error: The harness needs aiohttp: run `pip install -e '.[bench]'`.\n")
