@@ -83,7 +83,11 @@ class Llama:
     def from_folder(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> "Llama":
         """Load a checkpoint in Hugging Face layout; raises `ModelError` where it is not a whole Llama."""
         config = ModelConfig.from_folder(folder)
-        weights = load_weights(folder, config, device, dtype)
+        return cls.packed(config, load_weights(folder, config, device, dtype))
+
+    @classmethod
+    def packed(cls, config: ModelConfig, weights: dict[str, Tensor]) -> "Llama":
+        """A model of plain weights: each matrix is packed first, and takes the plain one's place in `weights`."""
         for name, tensor in weights.items():
             if tensor.ndim == 2 and name != "embed_tokens":  # which is looked up by row, also where it is the head
                 weights[name] = pack(tensor)

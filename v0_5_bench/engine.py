@@ -20,7 +20,7 @@ from common.prompts import Prompt
 from common.sampling_params import SamplingParams, SamplingState, check_request
 
 from .block_manager import BlockManager
-from .engine_args import EngineArgs
+from .engine_args import EngineArgs, shape_folder
 from .output_processor import OutputProcessor, Parent
 from .request import Request, RequestStatus
 from .scheduler import Scheduler, SchedulerOutput
@@ -57,7 +57,11 @@ class LLMEngine:
         from .model_runner import ModelRunner
 
         args = EngineArgs(**engine_args)
-        self.model, self.tokenizer = loading.load(model, tokenizer, device=args.device, dtype=args.dtype)
+        if args.load_format == "dummy":
+            model = shape_folder(model)
+        self.model, self.tokenizer = loading.load(
+            model, tokenizer, device=args.device, dtype=args.dtype, load_format=args.load_format
+        )
         config, device, dtype = self.model.config, self.model.device, self.model.dtype
         attention = select_backend(args.attention_backend, device, dtype)
         loading.check_max_model_len(args.max_model_len, self.model)

@@ -4,9 +4,13 @@ Every milestone adds the flags of what it teaches.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from common.errors import ModelError
 from common.units import check_count, parse_bytes
+
+SHAPES = Path(__file__).parent / "shapes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +34,14 @@ class EngineArgs:
         metadata={
             "help": "of weights and KV cache; auto is float32 on a CPU and bfloat16 on CUDA",
             "choices": ("auto", "float32", "bfloat16", "float16"),
+        },
+    )
+    load_format: str = field(
+        default="auto",
+        metadata={
+            "help": "auto reads the checkpoint; dummy makes random weights in the shape of its config.json, for "
+            "measurements: --model may then also name a bundled shape (llama-3.1-8b, tiny)",
+            "choices": ("auto", "dummy"),
         },
     )
     seed: int = field(
@@ -77,3 +89,20 @@ class EngineArgs:
             raise ModelError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."
             )
+
+
+def shape_folder(model: Any) -> Any:
+    """The folder of a bundled shape, where `model` names one; else `model`, as it is. A folder here goes before them.
+
+    Raises:
+        ModelError: `model` is a plain name, of neither.
+    """
+    if not isinstance(model, str) or not model or "/" in model or Path(model).exists():
+        return model
+    names = sorted(folder.name for folder in SHAPES.iterdir())
+    if model not in names:
+        raise ModelError(
+            f"There is no folder {model}, and no bundled shape of that name: load_format dummy takes "
+            f"{', '.join(names)}, or whatever else --model takes."
+        )
+    return SHAPES / model

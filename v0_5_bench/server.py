@@ -35,7 +35,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def main(argv: list[str] | None = None) -> int:
     """Serve until a signal comes; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {__package__}", description="Serve a Llama over HTTP, as OpenAI's API does."
+        prog=f"python -m {__package__}.server", description="Serve a Llama over HTTP, as OpenAI's API does."
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="add POST /start_profile and /stop_profile: where the steps' time goes"
     )
     cli.add_arguments(parser, ServerArgs, title="server")
     cli.add_arguments(parser, EngineArgs, title="engine")
@@ -59,6 +62,10 @@ def _serve(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     engine = LLMEngine(**dataclasses.asdict(engine_args))
     app = build_app(engine, server_args, engine_args.model)
+    if args.profile:
+        from . import profile_routes
+
+        profile_routes.install(app, engine)
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
     name = _names(server_args, engine_args.model)[0]
     host, port = sockets[0].getsockname()[:2]

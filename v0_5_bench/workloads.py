@@ -50,6 +50,11 @@ def random_prompts(
     return requests
 
 
+def random_ids(num_prompts: int, length: int, seed: int = 0) -> list[list[int]]:
+    """The prompts of such requests alone, all of one length."""
+    return [list(r.prompt or []) for r in random_prompts(num_prompts, (length, length), (1, 1), seed)]  # type: ignore[arg-type]
+
+
 def chats(num_requests: int, output_len: tuple[int, int], seed: int) -> list[BenchRequest]:
     """Conversations of one or two turns from `CHATS`, in random order, each with a number of its own at its start."""
     rng = random.Random(seed)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.kit.server import running
-from v0_5_bench import harness
+from v0_5_bench import harness, runs
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_offline_runs_load_a_milestone_by_its_name(call, tiny, tmp_path, command
         (["serve", "--num-requests", 0], "num_requests must be at least 1"),
         (["serve", "--input-len", "x"], "input_len must be a number of tokens"),
         (["serve", "--workload", "file"], "needs --file"),
-        (["throughput", "--engine", "v0_9_nothing", "--num-requests", 1], "v0_9_nothing ended with exit code 1"),
+        (["throughput", "--engine", "v0_9_nothing", "--num-requests", 1], "There is no engine v0_9_nothing"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(call, wrong, message):
@@ -82,6 +82,6 @@ def test_wrong_arguments_are_one_sentence(call, wrong, message):
 
 
 def test_without_its_http_library_the_harness_says_what_to_install(call, monkeypatch):
-    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: None)
     code, out, err = call("latency", "--num-requests", 1)
     assert (code, out, err) == (1, "", "error: The harness needs aiohttp: run `pip install -e '.[bench]'`.\n")

@@ -1,0 +1,224 @@
+"""`python -m v0_5_bench attribute`: where the time of this milestone goes, by measurement.
+
+    steps         the parts of a step by the profiler, and whether they add up to a step without it
+    http          the same parts while 32 streams are served over HTTP, and while `LLM.generate` serves them
+    experiments   one decision at a time, with it and without it (`experiments.py`)
+    operators     what PyTorch and the kernels compute in a step, in this engine and in vLLM (with --vllm-venv)
+    machine       how many bytes and operations a second this machine can do: the roofline of the report
+
+The parts of a step come with three figures that say whether they can be believed: `sum_of_step`, all named parts
+against the step without the profiler (1 is all of it); `overhead`, a step with it against one without; and the spread.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import ModelError
+from common.recipe import recipe, spread
+from common.units import check_count
+
+from . import online, peers, runs
+from .workloads import random_ids, random_prompts
+
+PROFILER = f"{__package__}.profiler"
+RESULTS = ("steps", "http", "experiments", "operators", "machine")
+DECODES, NUM_STEPS = (1, 8, 32), 20
+HTTP_STREAMS, HTTP_PROMPT, HTTP_OUTPUT = 32, 30, 64
+OPERATOR_DECODES, OPERATOR_PREFILL = (1, 8, 32), 2000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `attribute`."""
+    parser.add_argument("--only", nargs="+", choices=RESULTS, help="parts of it; the others stay as the file has them")
+    parser.add_argument("--experiments", nargs="+", metavar="NAME", help="these alone")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", help="what --model of the engine takes (default: the default model)")
+    parser.add_argument("--vllm-venv", type=Path, help="a virtual environment with the real vLLM, for its operators")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print, write the file."""
+    from .compare import find_places
+
+    check_count("repeats", args.repeats)
+    runs.need_aiohttp()
+    places = find_places(args.model, args.vllm_venv, None)
+    folder = places.folder
+    results: dict[str, Any] = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
+    made = recipe(
+        model=folder.name.rpartition("-")[0] or folder.name,
+        dtype="float32",
+        threads=peers.NUM_THREADS,
+        repeats=args.repeats,
+    )
+    measurements: dict[str, Callable[[], dict[str, Any]]] = {
+        "steps": lambda: measure_steps(folder, args.repeats),
+        "http": lambda: measure_http(folder, args.repeats),
+        "experiments": lambda: measure_experiments(folder, args.repeats, args.experiments),
+        "operators": lambda: measure_operators(places, args.repeats),
+        "machine": lambda: measure_machine(args.repeats),
+    }
+    for name in args.only or measurements:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        results[name] = {"recipe": made, **measurements[name]()}
+        print(json.dumps({key: value for key, value in results[name].items() if key != "recipe"}, indent=1))
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {args.out}", file=sys.stderr)
+
+
+def measure_steps(folder: Path, repeats: int) -> dict[str, Any]:
+    """Milliseconds of each part: of a decode step by requests, and of the whole prefill of 2,000 tokens."""
+    from .engine import LLMEngine
+    from .experiments import params_of
+    from .profiler import Profiler
+
+    engine = LLMEngine(folder)
+
+    def decode(num: int) -> Callable[[], object]:
+        def steps() -> None:
+            for _ in range(NUM_STEPS):
+                engine.step()
+
+        for number, prompt in enumerate(random_ids(num, 30)):
+            engine.add_request(str(number), prompt, params_of(200))
+        for _ in range(5):
+            engine.step()
+        return steps
+
+    def prefill(length: int) -> Callable[[], object]:
+        def steps() -> None:
+            while engine.has_unfinished_requests():
+                engine.step()
+
+        engine.add_request("0", random_ids(1, length)[0], params_of(1))
+        return steps
+
+    def seconds_of(steps: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        steps()
+        return time.perf_counter() - start
+
+    def finish(num: int) -> None:
+        for number in range(num):
+            engine.abort_request(str(number))
+
+    table = {}
+    for name, prepare, num, divisor in (
+        *((str(num), decode, num, NUM_STEPS) for num in DECODES),
+        ("prefill_2000", prefill, 2000, 1),
+    ):
+        samples: list[dict[str, float]] = []
+        for repeat in range(repeats + 1):
+            plain = seconds_of(prepare(num))  # the first of the two costs what it costs to find the prompt's blocks
+            finish(num)
+            steps = prepare(num)
+            with Profiler(engine) as profiler:
+                profiled = seconds_of(steps)
+            finish(num)
+            parts = {part: seconds * 1e3 / divisor for part, seconds in profiler.parts.items()}
+            named = sum(profiler.parts.values()) - profiler.parts["other"]
+            if repeat:
+                ratios = {"sum_of_step": named / plain, "overhead": profiled / plain - 1}
+                samples.append({"step_ms": plain * 1e3 / divisor} | ratios | parts)
+        table[name] = {key: spread([sample[key] for sample in samples]) for key in samples[0]}
+    what = f"ms of a decode step by requests, the mean of {NUM_STEPS}; and of a prefill of 2,000 tokens in all"
+    return {"what": what, "steps": table}
+
+
+def measure_http(folder: Path, repeats: int) -> dict[str, Any]:
+    """The parts of a step with 32 requests: through `LLM.generate`, and as 32 streams over HTTP."""
+    from .client import Load, run_load
+
+    samples: dict[str, list[dict[str, float]]] = {"offline": [], "http": []}
+    with peers.Engine("v0_5", peers.Places(folder)) as offline, online.server(model=str(folder)) as base_url:
+        model = online.first_model(base_url, None)
+        for repeat in range(repeats + 1):
+            requests = random_prompts(HTTP_STREAMS, (HTTP_PROMPT,) * 2, (HTTP_OUTPUT,) * 2, seed=repeat)
+            job = {
+                "do": "generate",
+                "prompts": [request.prompt for request in requests],
+                "output_lens": [HTTP_OUTPUT] * HTTP_STREAMS,
+            }
+            profiles = {"offline": offline.ask({"do": "profile", "job": job, "profiler": PROFILER})["profile"]}
+            online.start_profile(base_url, None)
+            results = asyncio.run(run_load(Load(base_url=base_url, model=model), requests))
+            profiles["http"] = online.stop_profile(base_url, None)
+            if any(result.error for result in results):
+                raise ModelError(f"A request failed: {next(result.error for result in results if result.error)}.")
+            if repeat:
+                for name, profile in profiles.items():
+                    loop = {"event_loop_cpu": profile["event_loop_cpu_ms"]} if name == "http" else {}
+                    samples[name].append({"step_ms": profile["ms_per_step"]} | profile["parts_ms"] | loop)
+    what = f"ms of a step, the mean of all steps of {HTTP_STREAMS} requests of {HTTP_PROMPT} + {HTTP_OUTPUT} tokens"
+    return {
+        "what": what,
+        "steps": {name: {k: spread([s[k] for s in found]) for k in found[0]} for name, found in samples.items()},
+    }
+
+
+def measure_experiments(folder: Path, repeats: int, names: list[str] | None) -> dict[str, Any]:
+    """Those of `experiments.py`, or these alone."""
+    from .experiments import Experiments
+
+    every = Experiments(folder, repeats).all()
+    unknown = set(names or ()) - set(every)
+    if unknown:
+        raise ModelError(f"There is no experiment {', '.join(sorted(unknown))}: choose from {', '.join(every)}.")
+    results = {}
+    for name in names or every:
+        print(f"  {name} ...", file=sys.stderr, flush=True)
+        results[name] = every[name]()
+    return results
+
+
+def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
+    """By class of operator, ms of a decode step and of a prefill: ours, and vLLM's within one process."""
+    names = ["v0_5", *(["vllm-in-process"] if places.vllm_venv else [])]
+    results: dict[str, Any] = {}
+    for name in names:
+        with peers.Engine(name, places) as engine:
+            table = {}
+            for label, num, input_len, output_len in (
+                *((str(num), num, 30, NUM_STEPS + 1) for num in OPERATOR_DECODES),
+                ("prefill_2000", 1, OPERATOR_PREFILL, 1),
+            ):
+                answers = [
+                    engine.ask(
+                        {
+                            "do": "operators",
+                            "prompts": random_ids(num, input_len, repeat),
+                            "output_lens": [output_len] * num,
+                        }
+                    )
+                    for repeat in range(repeats + 1)
+                ][1:]
+                table[label] = {
+                    "num_steps": answers[0]["num_steps"],
+                    "ms": {k: spread([a["classes_ms"][k] for a in answers]) for k in answers[0]["classes_ms"]},
+                    "step_ms": spread([a["step_ms"] for a in answers]),
+                    "largest": answers[0]["largest"],
+                }
+            results[name] = table
+    return {"what": "ms of a step by class of operator (a decode step; all steps of a prefill)", "engines": results}
+
+
+def measure_machine(repeats: int) -> dict[str, Any]:
+    """GB/s that a sum over 512 MiB reads, and TFLOP/s of a float32 product of 2,048 squared."""
+    import torch
+
+    from .gpu_card import bandwidth, matrix_rate
+
+    cpu = torch.device("cpu")
+    return {
+        "what": "GB/s read by a sum over 512 MiB; float32 TFLOP/s of a product of 2,048 x 2,048",
+        "read_gb_s": bandwidth(cpu, 512 * 2**20, repeats, False),
+        "float32_tflop_s": matrix_rate(cpu, torch.float32, 2048, repeats),
+    }
