@@ -1,12 +1,14 @@
 """Hook: a file of the repository inside a page, so that the page cannot drift from it.
 
     --include-- design.md
+    --include-- NOTES.md Other engines
     --include-- docs/img/v0_1_cache.svg
 
-A Markdown file is included with its links turned to where the site shows their targets; a link to a file that the site
-does not show loses the link and keeps its text, and one to a file that does not exist ends the build. An SVG is put
-into the page itself, so that its `currentColor` follows the light and the dark palette; its ids must be unique on the
-page. HTML inside an included file is left alone: `tools/sitecheck.py` looks at its links afterwards.
+The second is one section of a file, by its heading, with what is below it; its headings rise, so that its own is the
+page's. A Markdown file is included with its links turned to where the site shows their targets; a link to a file that
+the site does not show loses the link and keeps its text, and one to a file that does not exist ends the build. An SVG
+is put into the page itself, so that its `currentColor` follows the light and the dark palette; its ids must be unique
+on the page. HTML inside an included file is left alone: `tools/sitecheck.py` looks at its links afterwards.
 """
 
 import posixpath
@@ -38,6 +40,7 @@ INLINE = re.compile(
     r'|(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\(\s*<?(?P<target>[^()<>\s]+)>?(?P<title>\s+"[^"]*")?\s*\)',
     re.DOTALL,
 )
+HEADING = re.compile(r"(#{1,6}) ")
 REFERENCE = re.compile(r"^(?P<label> {0,3}\[[^\]]+\]:\s+)<?(?P<target>[^<>\s]+)>?", re.MULTILINE)
 
 
@@ -54,15 +57,35 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 def expand(markdown: str, page: str, root: Path) -> str:
     """The text of a page with the included files in place; `page` is its source file, relative to docs/."""
 
-    def replacement(path: str) -> str:
+    def replacement(arguments: str) -> str:
+        path, _, heading = arguments.partition(" ")
         text = read_source(root, path)
-        if path.endswith(".svg"):
+        if path.endswith(".svg") and not heading:
             return drawing(text)
         if path.endswith(".md"):
+            text = section(text, heading.strip(), path) if heading else text
             return turn_links(text, path, page, root, load_ledger(root))
         raise SourceError(f"{path} is neither Markdown nor SVG: use --excerpt-- for source")
 
     return replace_directives(markdown, "include", replacement)
+
+
+def section(markdown: str, heading: str, path: str) -> str:
+    """The part of a file from a heading to the next one that is not below it, as a text of its own.
+
+    Raises:
+        SourceError: that heading is not there exactly once.
+    """
+    lines = [(line, is_code) for is_code, text in split_fences(markdown) for line in text.split("\n")]
+    levels = [0 if is_code else len(match[1]) if (match := HEADING.match(line)) else 0 for line, is_code in lines]
+    found = [i for i, (line, _) in enumerate(lines) if levels[i] and line.lstrip("#").strip() == heading]
+    if len(found) != 1:
+        raise SourceError(f"{path} has the heading {heading!r} {len(found)} times, not once")
+    start, level = found[0], levels[found[0]]
+    end = next((i for i in range(start + 1, len(lines)) if 0 < levels[i] <= level), len(lines))
+    return "\n".join(
+        line[level - 1 :] if rank else line for (line, _), rank in zip(lines[start:end], levels[start:end], strict=True)
+    )
 
 
 def drawing(svg: str) -> str:

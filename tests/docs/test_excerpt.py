@@ -1,5 +1,6 @@
 """Excerpts by symbol: what is cut out, what is refused. And the files included in a page, with their links."""
 
+import re
 from pathlib import Path
 
 import excerpt
@@ -7,6 +8,7 @@ import includes
 import pytest
 from sources import SourceError
 
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = '''"""A module."""
 import functools
 
@@ -192,3 +194,53 @@ def test_drawing_becomes_part_of_the_page(tree: Path) -> None:
     (tree / "a.svg").write_text('<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><title>a_b_c</title></svg>\n')
     text = includes.expand("--include-- a.svg", "index.md", tree)
     assert text == '<figure class="drawing">\n<svg viewBox="0 0 1 1"><title>a_b_c</title></svg>\n</figure>\n'
+
+
+SECTIONS = """# All
+
+Before.
+
+## One
+
+First, [d](design.md#x).
+
+### Below
+
+```text
+## Two
+```
+
+## Two
+
+Second.
+
+# End
+"""
+
+
+@pytest.mark.parametrize(
+    ("heading", "shown"),
+    [
+        ("One", "# One\n\nFirst, [d](../design.md#x).\n\n## Below\n\n```text\n## Two\n```\n"),
+        ("Below", "# Below\n\n```text\n## Two\n```\n"),
+        ("Two", "# Two\n\nSecond.\n"),
+    ],
+)
+def test_section_of_a_file_is_included_by_its_heading(tree: Path, heading: str, shown: str) -> None:
+    (tree / "NOTES.md").write_text(SECTIONS, encoding="utf-8")
+    (tree / "design.md").write_text("# Design\n", encoding="utf-8")
+    assert includes.expand(f"--include-- NOTES.md {heading}", "notes/one.md", tree) == shown
+
+
+@pytest.mark.parametrize(("heading", "times"), [("Three", 0), ("one", 0), ("Twice", 2)])
+def test_section_that_is_not_there_once_is_an_error(tree: Path, heading: str, times: int) -> None:
+    (tree / "NOTES.md").write_text(f"{SECTIONS}\n## Twice\n\n## Twice\n", encoding="utf-8")
+    with pytest.raises(SourceError, match=rf"NOTES.md has the heading '{heading}' {times} times"):
+        includes.expand(f"--include-- NOTES.md {heading}", "notes/one.md", tree)
+
+
+def test_every_section_of_the_notes_has_its_page() -> None:
+    headings = [line[3:] for line in (ROOT / "NOTES.md").read_text(encoding="utf-8").split("\n") if line[:3] == "## "]
+    pages = [ROOT / "docs" / "notes.md", *(ROOT / "docs" / "notes").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert sorted(re.findall(r"^--include-- NOTES\.md (.+)$", text, re.MULTILINE)) == sorted(headings)
