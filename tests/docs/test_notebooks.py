@@ -1,0 +1,109 @@
+"""The notebooks run as plain scripts, their asserts hold, and the hook keeps of their pages what the site can show."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAYS = {
+    "v0_1": ["logits: (36, 49152)", "46,080 bytes a token, 11.25 MiB reserved", "rows computed: 47 with the cache"],
+    "v0_2": [
+        "ValueError: request C needs more than the 2 free blocks",
+        "table [9, 3]",
+        "RequestError: The KV pool has",
+    ],
+    "v0_3": ["torch is loaded: False", "preemptions: [(6, ['B'])]", "budget 64: chunks of [61, 61, 59]"],
+    "v0_4": ["text/event-stream", '"param": "temperature"', "0 blocks after you had left", "it has ended"],
+}
+
+
+def test_every_notebook_is_run_here() -> None:
+    scripts = {path.stem for path in (ROOT / "docs" / "notebooks").glob("*.py")}
+    assert scripts >= SAYS.keys()
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name for name in sorted(scripts) if f": notebooks/{name}.py" not in nav] == []
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("name", SAYS)
+def test_notebook_runs_as_a_script_and_its_asserts_hold(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    # One thread, as in conftest.py: threads that wait for each other take many times as long on a busy machine.
+    environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+    script = ROOT / "docs" / "notebooks" / f"{name}.py"
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert [line for line in SAYS[name] if line not in result.stdout] == []
+
+
+def page(*cells: str) -> str:
+    """Cells as mkdocs-jupyter writes them, with the scripts and styles that it puts around them."""
+    pytest.importorskip("bs4")
+    return '<script src="https://cdn.invalid/require.js"></script><style>table {}</style>' + "".join(cells)
+
+
+def text_cell(html: str) -> str:
+    return f'<div class="jp-Notebook-cell" id="a"><div class="jp-RenderedMarkdown">{html}</div></div>'
+
+
+def code_cell(*outputs: str) -> str:
+    code = '<div class="jp-InputArea"><div class="jp-InputPrompt">In [1]:</div><pre>x &lt; 1</pre></div>'
+    return f'<div class="jp-Notebook-cell"><div class="jp-Notebook-cell" id="b">{code}{"".join(outputs)}</div></div>'
+
+
+def printed(text: str) -> str:
+    return f'<div class="jp-RenderedText jp-OutputArea-output"><pre>{text}</pre></div>'
+
+
+PLOT = '<div class="jp-RenderedImage jp-OutputArea-output"><img src="data:image/png;base64,AA"></div>'
+
+
+def test_hook_keeps_text_code_prints_and_plots_and_nothing_else() -> None:
+    from notebooks import tidy
+
+    html = tidy(page(text_cell("<p>Text</p>"), code_cell(printed("1\n"), printed("2\n"), PLOT)), str)
+    assert html.split("\n", 2)[:2] == [
+        "<p>Text</p>",
+        '<div class="language-python highlight"><pre><code>x &lt; 1</code></pre></div>',
+    ]
+    assert '<pre class="notebook-output">1\n2\n</pre>' in html
+    assert 'src="data:image/png;base64,AA"' in html
+    assert "script" not in html
+    assert "style" not in html
+    assert "In [1]" not in html
+
+
+def test_hook_turns_links_to_source_files() -> None:
+    from notebooks import tidy
+
+    links = '<a href="../x.md#y">1</a><a href="#z">2</a><a href="https://e.invalid/">3</a>'
+    html = tidy(page(text_cell(links)), lambda target: f"/turned/{target}")
+    assert 'href="/turned/../x.md#y"' in html
+    assert 'href="#z"' in html
+    assert 'href="https://e.invalid/"' in html
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([], "no cells"),
+        ([code_cell('<div class="jp-RenderedHTMLCommon jp-OutputArea-output"><b>HTML</b></div>')], "neither text nor"),
+        (['<div class="jp-Notebook-cell" id="c"></div>'], "neither text nor code"),
+    ],
+)
+def test_hook_refuses_what_it_cannot_show(cells: list[str], message: str) -> None:
+    from notebooks import NotebookError, tidy
+
+    with pytest.raises(NotebookError, match=message):
+        tidy(page(*cells), str)
