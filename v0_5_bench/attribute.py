@@ -28,7 +28,7 @@ from .workloads import random_ids, random_prompts
 
 PROFILER = f"{__package__}.profiler"
 RESULTS = ("steps", "http", "experiments", "operators", "machine")
-DECODES, NUM_STEPS = (1, 8, 32), 20
+DECODES, NUM_STEPS, MAX_TOKENS = (1, 8, 32), 20, 200
 HTTP_STREAMS, HTTP_PROMPT, HTTP_OUTPUT = 32, 30, 64
 OPERATOR_DECODES, OPERATOR_PREFILL = (1, 8, 32), 2000
 
@@ -63,15 +63,13 @@ def run(args: argparse.Namespace) -> None:
         "http": lambda: measure_http(folder, args.repeats),
         "experiments": lambda: measure_experiments(folder, args.repeats, args.experiments),
         "operators": lambda: measure_operators(places, args.repeats),
-        "machine": lambda: measure_machine(args.repeats),
+        "machine": lambda: measure_machine(folder, args.repeats),
     }
     for name in args.only or measurements:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results[name] = {"recipe": made, **measurements[name]()}
         print(json.dumps({key: value for key, value in results[name].items() if key != "recipe"}, indent=1))
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.out}", file=sys.stderr)
+        runs.write(args.out, results)
 
 
 def measure_steps(folder: Path, repeats: int) -> dict[str, Any]:
@@ -88,7 +86,7 @@ def measure_steps(folder: Path, repeats: int) -> dict[str, Any]:
                 engine.step()
 
         for number, prompt in enumerate(random_ids(num, 30)):
-            engine.add_request(str(number), prompt, params_of(200))
+            engine.add_request(str(number), prompt, params_of(MAX_TOKENS))
         for _ in range(5):
             engine.step()
         return steps
@@ -210,15 +208,26 @@ def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
     return {"what": "ms of a step by class of operator (a decode step; all steps of a prefill)", "engines": results}
 
 
-def measure_machine(repeats: int) -> dict[str, Any]:
-    """GB/s that a sum over 512 MiB reads, and TFLOP/s of a float32 product of 2,048 squared."""
+def measure_machine(folder: Path, repeats: int) -> dict[str, Any]:
+    """GB/s that a sum over 512 MiB reads, TFLOP/s of a float32 product of 2,048 squared; and the model's sizes."""
     import torch
+
+    from common.config import ModelConfig
+    from common.weights import expected_shapes
 
     from .gpu_card import bandwidth, matrix_rate
 
-    cpu = torch.device("cpu")
+    cpu, config = torch.device("cpu"), ModelConfig.from_folder(folder)
+    matrices = {name: shape[0] * shape[1] for name, shape in expected_shapes(config).items() if len(shape) == 2}
     return {
         "what": "GB/s read by a sum over 512 MiB; float32 TFLOP/s of a product of 2,048 x 2,048",
         "read_gb_s": bandwidth(cpu, 512 * 2**20, repeats, False),
         "float32_tflop_s": matrix_rate(cpu, torch.float32, 2048, repeats),
+        "model": {
+            "layer_elements": sum(size for name, size in matrices.items() if ".layers." in name),
+            "head_elements": config.vocab_size * config.hidden_size,
+            "kv_elements_per_token": config.kv_elements_per_token,
+            # Products and sums for one query and one key: a dot product in each head of each layer.
+            "attention_elements_per_pair": 2 * config.num_layers * config.num_heads * config.head_dim,
+        },
     }

@@ -7,7 +7,6 @@ so that a machine that slows down slows down all of them.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from common.errors import ModelError
 from common.recipe import recipe, spread
 from common.units import check_count
 
-from . import peers, workloads
+from . import peers, runs, workloads
 from .peers import Places
 
 if TYPE_CHECKING:
@@ -34,10 +33,11 @@ CHECK_TEXTS = (
     "The quick brown fox jumps over the lazy",
 )
 CHECK_LEN = 4
+MIN_MODEL_LEN = 128  # tokens; the check needs some, whatever is measured
 
 # The pool of `measure_occupancy`, in tokens, and what is asked of it: more than it holds.
 POOL_TOKENS, POOL_BLOCK = 4096, 16
-POOL_REQUESTS, POOL_INPUT_LEN, POOL_OUTPUT_LEN = 40, (20, 600), (16, 48)
+POOL_REQUESTS, POOL_INPUT_LEN, POOL_OUTPUT_LEN, POOL_MODEL_LEN = 40, (20, 600), (16, 48), 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
     check_count("repeats", args.repeats)
     chosen = {name: WORKLOADS[name] for name in args.workloads}
-    longest = max(workload.input_len + workload.output_len for workload in chosen.values())
+    longest = max(MIN_MODEL_LEN, *(workload.input_len + workload.output_len for workload in chosen.values()))
     places = replace(find_places(args.model, args.vllm_venv, args.llama_venv), max_model_len=longest)
     names = args.engines or [
         "v0_5",
@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> None:
         ),
         "weights": weights_of(places),
     }
-    console = Console()
+    if not args.no_occupancy:
+        results["occupancy"] = measure_occupancy([name for name in names if name in ("v0_5", "vllm")], places)
     with ExitStack() as stack:
         engines: dict[str, peers.Engine] = {}
         for name in names:
@@ -114,12 +115,8 @@ def run(args: argparse.Namespace) -> None:
         results["check"] = check_same(engines, places)
         print(results["check"]["what"], file=sys.stderr)
         results["workloads"] = measure(engines, chosen, args.repeats, args.seed)
-    if not args.no_occupancy:
-        results["occupancy"] = measure_occupancy([name for name in names if name in ("v0_5", "vllm")], places)
-    console.print(table(results))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.out}", file=sys.stderr)
+    Console().print(table(results))
+    runs.write(args.out, results)
 
 
 def find_places(model: str | None, vllm_venv: Path | None, llama_venv: Path | None) -> Places:
@@ -228,14 +225,12 @@ def measure_occupancy(names: Sequence[str], places: Places) -> dict[str, Any]:
     `tokens_of_pool` is the share of all slots that hold tokens; `blocks_of_pool` that of blocks in use;
     `tokens_of_blocks` how much of those blocks is filled.
     """
-    small = {"max_model_len": 1024}
+    small = {"max_model_len": POOL_MODEL_LEN}
     ways = {
         "v0_5": ("v0_5", {"num_blocks": POOL_TOKENS // POOL_BLOCK, "block_size": POOL_BLOCK}),
-        # One block more: vLLM keeps one that holds nothing. Its own default for a CPU is the second line.
-        "vllm": (
-            "vllm-in-process",
-            {"num_gpu_blocks_override": POOL_TOKENS // POOL_BLOCK + 1, "block_size": POOL_BLOCK},
-        ),
+        # One block more: vLLM keeps one that holds nothing. Its CPU kernels take no block of fewer than 32 tokens; the
+        # default for them is 128.
+        "vllm": ("vllm-in-process", {"num_gpu_blocks_override": POOL_TOKENS // 32 + 1, "block_size": 32}),
         "vllm_default_block": ("vllm-in-process", {"num_gpu_blocks_override": POOL_TOKENS // 128 + 1}),
     }
     requests = workloads.random_prompts(POOL_REQUESTS, POOL_INPUT_LEN, POOL_OUTPUT_LEN, seed=7)

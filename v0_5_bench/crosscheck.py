@@ -62,9 +62,7 @@ def run(args: argparse.Namespace) -> None:
     with online.server(model=str(folder)) as base_url:
         results["ours"] = compare(base_url, vllm, folder, OWN_LOAD, args.repeats)
     print(json.dumps(results, indent=1))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.out}", file=sys.stderr)
+    runs.write(args.out, results)
 
 
 def compare(base_url: str, vllm: Path, folder: Path, load: tuple[int, int, int], repeats: int) -> dict[str, Any]:

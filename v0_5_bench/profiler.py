@@ -106,6 +106,8 @@ class Profiler:
         return call
 
     def _step(self, step: Callable[[], Any]) -> Any:
+        if not self.engine.has_unfinished_requests():
+            return step()  # there is nothing to do, as when a server's engine has only been woken
         if self._left is not None:
             self.parts[BETWEEN] += time.perf_counter() - self._left
         if self.trace_file is not None and self.num_steps == TRACE_FROM:

@@ -83,9 +83,14 @@ def finish(
         entries: dict[str, Any] = {"recipe": made, "summary": summary}
         entries |= {} if profile is None else {"profile": profile}
         entries["samples"] = [dataclasses.asdict(result) for result in results]
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(entries, indent=1) + "\n")
-        print(f"written to {args.out}", file=sys.stderr)
+        write(args.out, entries)
+
+
+def write(file: Path, results: dict[str, Any]) -> None:
+    """A results file, and the word that it is there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {file}", file=sys.stderr)
 
 
 def profile_table(profile: dict[str, Any]) -> "Table":

@@ -1,0 +1,198 @@
+"""The engines behind their one call, in processes of their own, and the comparison that asks them."""
+
+import itertools
+import json
+import re
+
+import pytest
+
+from common.errors import ModelError
+from v0_5_bench import compare, harness, peers
+from v0_5_bench.engines import OPERATOR_CLASSES, OUTSIDE, REST
+from v0_5_bench.peers import Places
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [40]]
+
+
+@pytest.fixture(scope="module")
+def places(tiny):
+    return Places(tiny.folder, max_model_len=128)
+
+
+@pytest.mark.parametrize("name", ["v0_1", "v0_5", "transformers", "transformers-continuous"])
+def test_every_engine_here_gives_the_tokens_of_the_reference(places, tiny, name):
+    lens = [6, 6, 6]
+    with peers.Engine(name, places) as engine:
+        assert "torch" in engine.versions
+        answer = engine.ask({"do": "generate", "prompts": PROMPTS, "output_lens": lens})
+    assert answer["token_ids"] == [tiny.tokens(prompt, 6) for prompt in PROMPTS]
+    assert answer["seconds"] > 0
+
+
+def test_our_engines_say_when_each_answer_began_and_what_it_took(places, tiny):
+    job = {"prompts": PROMPTS, "output_lens": [3, 4, 5]}
+    with peers.Engine("v0_5", places) as engine:
+        answer = engine.ask({"do": "generate", **job})
+        streamed = engine.ask({"do": "stream", **job})["results"]
+    assert answer["num_prompt_tokens"] == [3, 6, 1]
+    assert all(0 < ttft <= answer["seconds"] for ttft in answer["ttfts"])
+    assert [entry["num_output_tokens"] for entry in streamed] == [3, 4, 5]
+    assert all(a["end"] <= b["start"] for a, b in itertools.pairwise(streamed))
+
+
+def test_a_profile_comes_with_the_answer_and_its_parts_are_those_of_the_steps(places, tiny):
+    job = {"do": "generate", "prompts": PROMPTS, "output_lens": [6, 6, 6]}
+    with peers.Engine("v0_5", places) as engine:
+        answer = engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.profiler"})
+        again = engine.ask(job)
+    assert answer["token_ids"] == again["token_ids"] == [tiny.tokens(prompt, 6) for prompt in PROMPTS]
+    profile = answer["profile"]
+    assert profile["num_steps"] == 6
+    assert profile["tokens_per_step"] == 3
+    assert profile["ms_per_step"] == pytest.approx(sum(profile["parts_ms"].values()))
+
+
+def test_a_milestone_without_an_engine_cannot_be_profiled_and_says_so(places):
+    job = {"do": "generate", "prompts": PROMPTS, "output_lens": [6, 6, 6]}
+    with (
+        peers.Engine("v0_1", places) as engine,
+        pytest.raises(ModelError, match=r"v0_1_single_request has no LLMEngine: only v0.3 and later"),
+    ):
+        engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.profiler"})
+
+
+def test_operators_are_split_into_classes_that_add_up(places):
+    with peers.Engine("v0_5", places) as engine:
+        answer = engine.ask({"do": "operators", "prompts": PROMPTS, "output_lens": [5, 5, 5]})
+    assert answer["num_steps"] == 4
+    classes = answer["classes_ms"]
+    assert set(classes) == {*OPERATOR_CLASSES, REST, OUTSIDE}
+    assert classes["linear layers"] > 0
+    assert classes["attention and its memory"] > 0
+
+
+def test_occupancy_is_sampled_while_requests_wait(places):
+    with peers.Engine("v0_5", places, num_blocks=4, block_size=4) as engine:
+        answer = engine.ask({"do": "occupancy", "prompts": PROMPTS * 3, "output_lens": [4] * 9})
+    assert (answer["block_size"], answer["num_blocks"]) == (4, 4)
+    assert answer["samples"]
+    for tokens, used, slots in answer["samples"]:
+        assert 0 <= tokens <= used <= slots == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v0_9_nothing", "There is no engine v0_9_nothing: choose from v0_1"),
+        ("vllm", "vllm needs a virtual environment of its own: name it with --vllm-venv"),
+        ("llama.cpp", "llama.cpp needs a virtual environment of its own: name it with --llama-venv"),
+    ],
+)
+def test_an_engine_that_is_not_here_is_named_with_what_to_do(places, name, message):
+    with pytest.raises(ModelError, match=re.escape(message)):
+        peers.describe(name, places)
+
+
+def test_a_venv_without_python_is_no_venv(tiny, tmp_path):
+    with pytest.raises(ModelError, match="has no bin/python"):
+        peers.describe("vllm", Places(tiny.folder, vllm_venv=tmp_path))
+
+
+def test_an_engine_that_does_not_start_says_what_it_said(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="v0_5 has ended with exit code 1"):
+        peers.Engine("v0_5", Places(tmp_path))
+
+
+class Scripted:
+    """An engine whose answers and times are known."""
+
+    def __init__(self, seconds, offset=0, extra=0):
+        self.seconds, self.offset, self.extra, self.jobs = list(seconds), offset, extra, []
+        self.versions = {}
+
+    def ask(self, job):
+        self.jobs.append(job)
+        token_ids = [
+            [sum(prompt) + i + self.offset for i in range(num + self.extra)]
+            for prompt, num in zip(job["prompts"], job["output_lens"], strict=True)
+        ]
+        return {"seconds": self.seconds.pop(0), "token_ids": token_ids}
+
+
+WORKLOAD = {"decode_8": compare.Workload(2, 5, 4)}
+
+
+def test_ben_6_all_engines_get_the_same_new_prompts_and_the_first_round_is_left_out():
+    a, b = Scripted([9.0, 1.0, 2.0]), Scripted([9.0, 2.0, 3.0])
+    results = compare.measure({"a": a, "b": b}, WORKLOAD, 2, seed=0)["decode_8"]
+    assert [job["prompts"] for job in a.jobs] == [job["prompts"] for job in b.jobs]
+    prompts = [tuple(prompt) for job in a.jobs for prompt in job["prompts"]]
+    assert len(set(prompts)) == len(prompts) == 6  # nothing can come from a cache of prefixes
+    assert results["samples_seconds"] == {"a": [1.0, 2.0], "b": [2.0, 3.0]}
+    assert results["tokens_per_s"]["a"] == {"median": 6.0, "min": 4.0, "max": 8.0}
+    assert results["ratio"]["b"] == {"median": 1.75, "min": 1.5, "max": 2.0}
+    assert results["same_answers"] == {"a": "4 of 4", "b": "4 of 4"}
+
+
+def test_ben_6_the_order_of_the_engines_alternates():
+    order = []
+
+    class Noting(Scripted):
+        def ask(self, job):
+            order.append(self.offset)
+            return super().ask(job)
+
+    compare.measure({"a": Noting([1.0] * 4, 0), "b": Noting([1.0] * 4, 1)}, WORKLOAD, 3, seed=0)
+    assert order == [1, 0, 0, 1, 1, 0, 0, 1]
+
+
+def test_ben_6_a_shorter_answer_ends_the_comparison():
+    engines = {"a": Scripted([1.0]), "b": Scripted([1.0], extra=-1)}
+    with pytest.raises(ModelError, match=r"b answered \[3, 3\] tokens where \[4, 4\] were asked for"):
+        compare.measure(engines, WORKLOAD, 1, seed=0)
+
+
+def test_ben_6_an_engine_with_other_tokens_is_not_compared(tiny):
+    engines = {"a": Scripted([0.0]), "b": Scripted([0.0], offset=1)}
+    with pytest.raises(ModelError, match="b gives other greedy tokens than a"):
+        compare.check_same(engines, Places(tiny.folder))
+
+
+def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "WORKLOADS", {"decode_8": compare.Workload(3, 5, 4)})
+    monkeypatch.setattr(compare, "POOL_REQUESTS", 12)
+    monkeypatch.setattr(compare, "POOL_TOKENS", 64)
+    monkeypatch.setattr(compare, "POOL_INPUT_LEN", (8, 20))
+    monkeypatch.setattr(compare, "POOL_OUTPUT_LEN", (2, 5))
+    monkeypatch.setattr(compare, "POOL_MODEL_LEN", 64)
+    monkeypatch.setattr(compare.workloads, "HIGHEST_ID", 120)
+    out = tmp_path / "comparison.json"
+    flags = ["--engines", "v0_5", "transformers", "v0_1", "--model", tiny.folder, "--repeats", 2, "--out", out]
+    code = harness.main(["compare", *map(str, flags), "--workloads", "decode_8"])
+    assert code == 0, capsys.readouterr().err
+    found = json.loads(out.read_text())
+    assert found["recipe"]["settings"]["repeats"] == 2
+    assert list(found["engines"]) == ["v0_5", "transformers", "v0_1"]
+    assert found["weights"]["model.safetensors"].startswith("sha256 ")
+    assert {len(samples) for samples in found["workloads"]["decode_8"]["samples_seconds"].values()} == {2}
+    assert found["workloads"]["decode_8"]["same_answers"] == dict.fromkeys(found["engines"], "6 of 6")
+    pool = found["occupancy"]["engines"]["v0_5"]
+    assert 0 < pool["tokens_of_pool"] <= pool["blocks_of_pool"] <= 1
+    assert pool["tokens_of_pool"] <= pool["tokens_of_blocks"] <= 1
+    assert "decode_8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--engines", "v0_5", "v0_5"], "the same one is named twice"),
+        (["--engines", "nobody"], "There is no engine nobody"),
+        (["--repeats", "0"], "repeats must be at least 1"),
+        (["--vllm-venv", "/nowhere"], "has no bin/python"),
+    ],
+)
+def test_wrong_arguments_of_compare_are_told_before_anything_starts(tiny, tmp_path, capsys, flags, message):
+    code = harness.main(["compare", "--model", str(tiny.folder), "--out", str(tmp_path / "x.json"), *flags])
+    assert code == 1
+    assert message in capsys.readouterr().err

