@@ -70,6 +70,10 @@ bench-vllm: $(VENV)/.bench $(VLLM_VENV)/.done $(LLAMA_VENV)/.done ## All of it, 
 	$(BIN)/python -m v0_5_bench crosscheck --vllm-venv $(VLLM_VENV) --out build/bench-vllm/crosscheck.json
 	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression
 
+recording: $(VENV)/.demo ## Record the demo of README anew: docs/img/demo.cast and demo.gif
+	$(PIP) -e '.[recording]'
+	$(BIN)/python -m tools.record
+
 citations: $(VENV)/.demo ## Check what NOTES.md says of vLLM against its wheel (fetches 133 MB)
 	$(BIN)/python -m tools.citations
 

@@ -29,6 +29,11 @@ POLICY_MODULES = (  # in a milestone, where it has them
     "server_args",
     "protocol",
     "metrics",
+    "workloads",
+    "summary",
+    "tables",
+    "runs",
+    "peers",
 )
 TORCH_FREE_COMMON = (
     "errors",
@@ -39,6 +44,7 @@ TORCH_FREE_COMMON = (
     "cli",
     "units",
     "recipe",
+    "child",
     "gguf_config",
     "gguf_file",
     "gguf_tokenizer",

@@ -8,9 +8,7 @@ with the real vLLM, which then answers the same prompts in a process of its own.
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from unittest import mock
 import torch
 
 from common import llama, sampling
+from common.child import Child
 from common.recipe import recipe, spread
 from common.sampling_params import SamplingParams, SamplingState
 from common.weights import resolve
@@ -41,9 +40,9 @@ BUDGETS = (64, 128, 256, 512, 1024, 2048)
 # a number of new tokens. Works for our milestones, and for vLLM, whose prompts of ids are spelled differently.
 SERVER = """
 import importlib, json, sys, time
-name, arguments = json.loads(sys.stdin.readline())
+name, arguments = sys.argv[1:]
 package = importlib.import_module(name)
-llm = package.LLM(**arguments)
+llm = package.LLM(**json.loads(arguments))
 for line in sys.stdin:
     prompts, num_tokens = json.loads(line)
     params = package.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -55,47 +54,17 @@ for line in sys.stdin:
 """
 
 
-class Server:
-    """An engine in a process of its own, which is stopped while it has no job: an idle engine may keep a core busy."""
+class Server(Child):
+    """An engine in a process of its own, loaded before anything is measured."""
 
     def __init__(self, python: str, name: str, arguments: dict[str, Any], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [python, "-c", SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | environment,
-            start_new_session=True,  # a group of its own, so that all its processes can be stopped
-        )
-        self._send([name, arguments])
-        self.run([[1, 2, 3]], 1)  # loaded, before anything is measured
+        super().__init__(name, [python, "-c", SERVER, name, json.dumps(arguments)], environment=environment)
+        self.run([[1, 2, 3]], 1)
 
     def run(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds, and the tokens."""
-        os.killpg(self.process.pid, signal.SIGCONT)
-        self._send([prompts, num_tokens])
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("RESULT "):
-                os.killpg(self.process.pid, signal.SIGSTOP)
-                seconds, token_ids = json.loads(line.removeprefix("RESULT "))
-                return seconds, token_ids
-        raise RuntimeError("the engine's process has ended: run its code by hand to see why")
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-
-    def _send(self, message: list[Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
+        seconds, token_ids = self.ask([prompts, num_tokens])
+        return seconds, token_ids
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 import argparse
 
 from common.errors import ModelError
-from common.weights import resolve
 
 from . import peers, runs
 from .workloads import BenchRequest
@@ -22,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, and report."""
     runs.need_aiohttp()
+    from common.weights import resolve
+
     from .client import RequestResult
     from .summary import summarise
 

@@ -253,7 +253,7 @@ class CompletionRequest(Generation):
     logprobs: int | None = Field(default=None, description=f"report so many likely tokens, 0 to {MAX_LOGPROBS}")
 
     def sampling_params(self) -> SamplingParams:
-        """Without a limit 16 tokens, as OpenAI's; `null` may fill the context, as vLLM's."""
+        """Without a limit 16 tokens, as OpenAI's; `null` may fill the context (vLLM's takes it for 16)."""
         if self.echo and self.logprobs is not None:
             raise RequestError("echo with logprobs is not supported: leave one of them out.", param="echo")
         limit = self.max_tokens if "max_tokens" in self.model_fields_set else 16

@@ -7,9 +7,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from common.config import ModelConfig
 from common.errors import ModelError
 
+from .engine_args import shape_folder
+
 Results = dict[str, Any]
+
+A10_BYTES_PER_S, A10_FLOP_PER_S = 600e9, 125e12
 
 LABELS = {
     "v0_1": "v0.1, one slab",
@@ -71,10 +76,11 @@ def recipe(results: Results) -> str:
     """How the comparison was made, in a sentence."""
     made = results["comparison"]["recipe"]
     machine, settings = made["machine"], made["settings"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     return (
-        f"`{made['command']}`, commit {made['commit']}, {made['date']}: {machine['cpu']}, "
-        f"{machine['cores']} cores, {machine['memory_gib']} GiB; {settings['model']} in {settings['dtype']}, torch {made['versions']['torch']}, "
-        f"{settings['repeats']} rounds in alternating order after one that warms up. Medians, with smallest and largest."
+        f"`{made['command']}`, commit {made['commit']}, {made['date']}: {where}; {settings['model']} in "
+        f"{settings['dtype']}, torch {made['versions']['torch']}, {settings['repeats']} rounds in alternating order "
+        "after one that warms up. Medians, with smallest and largest."
     )
 
 
@@ -99,24 +105,36 @@ def first_brief(results: Results) -> str:
         row("32 at once, throughput", "decode_32", "tok/s", f"a step of vLLM is {many}"),
         row("TTFT of a prompt of 4,000 tokens", "prefill_4000", "s", f"a prefill of 2,000 in vLLM is {prefill}"),
     ]
-    for title, key in (
-        ("KV pool: slots that hold tokens", "tokens_of_pool"),
-        ("of these blocks' slots", "tokens_of_blocks"),
+    sizes = [pools[name]["block_size"] for name in ("v0_5", "vllm", "vllm_default_block")]
+    for title, key, source in (
+        ("KV pool: slots that hold tokens", "tokens_of_pool", "what the next prompt in the queue does not fit into"),
+        ("slots of its blocks in use, filled", "tokens_of_blocks", "half of the last block of each request"),
     ):
         ours, theirs, default = (pools[name][key] for name in ("v0_5", "vllm", "vllm_default_block"))
-        sizes = [pools[name]["block_size"] for name in ("v0_5", "vllm", "vllm_default_block")]
-        rows.append(
-            [
-                title,
-                f"{ours:.1%} (blocks of {sizes[0]})",
-                f"{theirs:.1%} (blocks of {sizes[1]}), {default:.1%} (its default, {sizes[2]})",
-                f"{ours / theirs:.2f}",
-                "the last block of each request is half empty on average, so larger blocks hold more air"
-                if key == "tokens_of_blocks"
-                else "what is admitted: ours asks for room for the whole prompt, theirs for the next chunk",
-            ]
-        )
-    return markdown(["", "mini-vLLM v0.5", "vLLM", "ours over theirs in speed, or share", "where it comes from"], rows)
+        others = f"{theirs:.1%} (blocks of {sizes[1]}), {default:.1%} (its default, {sizes[2]})"
+        rows.append([title, f"{ours:.1%} (blocks of {sizes[0]})", others, f"{ours / theirs:.2f}", source])
+    return markdown(["", "mini-vLLM v0.5", "vLLM", "ratio, above 1 is ours", "where it comes from"], rows)
+
+
+def a10(results: Results) -> str:
+    """The first brief's expectations for an 8B model on one NVIDIA A10, beside what that card can do at most.
+
+    One step reads all matrices once; a prefill of 4,000 tokens multiplies each with every matrix of the layers. KV and
+    attention come on top. Rates as NVIDIA's data sheet has them: 600 GB/s, 125 TFLOP/s in 16-bit floating point.
+    """
+    config = ModelConfig.from_folder(shape_folder("llama-3.1-8b"))
+    hidden, width = config.hidden_size, config.head_dim
+    attention = hidden * width * (2 * config.num_heads + 2 * config.num_kv_heads)
+    layers = config.num_layers * (attention + 3 * hidden * config.intermediate_size)
+    step = 2 * (layers + config.vocab_size * hidden) / A10_BYTES_PER_S
+    prefill = 2 * layers * 4000 / A10_FLOP_PER_S
+    rows = [
+        ["one request, throughput", "50 to 100 tok/s", "100 to 150 tok/s", f"{1 / step:.0f} tok/s"],
+        ["32 at once, throughput", "500 to 1,000 tok/s", "2,000 to 3,000 tok/s", f"{32 / step:,.0f} tok/s"],
+        ["TTFT of a prompt of 4,000 tokens", "200 to 400 ms", "100 to 200 ms", f"no less than {prefill * 1e3:.0f} ms"],
+        ["GPU memory used", "85 %", "92 %", ""],
+    ]
+    return markdown(["", "expected of mini-vLLM", "expected of vLLM", "what the card allows at most"], rows)
 
 
 def steps(results: Results) -> str:
@@ -226,7 +244,10 @@ def roofline(results: Results) -> str:
     first, *_ = results["comparison"]["engines"]
     reach = [f"{roofline_point(results, first, name)['limit']:,.0f}" for name in WORKLOADS]
     rows.append(["*what the roof allows*", *reach])
-    text = f"Read {gb_s:.0f} GB/s, float32 product {gflop_s:,.0f} GFLOP/s, both measured. GFLOP/s of each engine, and its share of what the roof allows there:"
+    text = (
+        f"The machine reads {gb_s:.0f} GB/s and multiplies float32 matrices at {gflop_s:,.0f} GFLOP/s, both measured. "
+        "GFLOP/s of each engine, and its share of what the roof allows there:"
+    )
     return f"{text}\n\n" + markdown(["GFLOP/s", *WORKLOADS.values()], rows)
 
 
@@ -288,6 +309,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "comparison": comparison,
     "progression": progression,
     "first-brief": first_brief,
+    "a10": a10,
     "steps": steps,
     "http": http,
     "operators": operators,

@@ -6,7 +6,7 @@
 becomes a fence with that symbol's source (or, without a symbol, the whole file), titled with path and lines, and a link
 to the page that shows the whole file, or its diff, if there is one. A symbol is a function, a class or an assigned
 name, dotted where it stands inside another. A file or symbol that is lost ends the build. Comments above a symbol are
-left out.
+left out. On a Chinese page (under zh/) title and link are Chinese.
 """
 
 import ast
@@ -51,17 +51,27 @@ def expand(markdown: str, page: str, root: Path) -> str:
 def excerpt(root: Path, path: str, symbol: str, page: str, milestones: Sequence[Milestone]) -> str:
     """The fence for one symbol of the file at `path` (relative to `root`), and the link below it."""
     source = read_source(root, path)
+    is_chinese = page.startswith("zh/")
     if symbol:
         first, last, text = cut(source, symbol, path)
-        lines = f"line {first}" if first == last else f"lines {first} to {last}"
-        block = fence(text, language_of(path), f"{path}, {lines}")
+        block = fence(text, language_of(path), f"{path}{_lines(first, last, is_chinese)}")
     else:
         block = fence(source, language_of(path), path)
     place = place_of(path, milestones)
     if place is None:
         return block
-    shown = f"{path} in full" if place.whole else f"what changed in {path}"
+    if is_chinese:
+        shown = f"{path} 全文" if place.whole else f"{path} 的改动"
+    else:
+        shown = f"{path} in full" if place.whole else f"what changed in {path}"
     return f"{block}\n[{shown}]({relative_link(place.target, page)}){{ .excerpt-link }}\n"
+
+
+def _lines(first: int, last: int, is_chinese: bool) -> str:
+    """What the title says of the lines, behind the path."""
+    if is_chinese:
+        return f"，第 {first} 行" if first == last else f"，第 {first} 至 {last} 行"
+    return f", line {first}" if first == last else f", lines {first} to {last}"
 
 
 def cut(source: str, symbol: str, path: str) -> tuple[int, int, str]:

@@ -1,0 +1,94 @@
+"""Hook: the Chinese pages, docs/zh/, and the way between the languages.
+
+A page under zh/ is the translation of the page of the same name above it. It gets `<html lang="zh">` and the theme's
+texts in Chinese, and its own section first in the navigation. Every page gets a switch of the language in its header
+(`extra.alternate`, set here page by page): to its counterpart, or to the other language's home if it has none.
+
+Chinese is written without spaces. For the search, jieba cuts it into words as the index is made, and mkdocs.yml lets
+the separator (U+200B) that it puts between them end a word. Without jieba most queries find nothing, and the search
+plugin says nothing: this hook warns, which ends a strict build.
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure import StructureItem
+    from mkdocs.structure.nav import Navigation
+    from mkdocs.structure.pages import Page
+
+FOLDER = "zh/"
+HOME = "index.md"
+# What jieba would cut otherwise. Only words without a shorter one inside: a search finds a word by its beginning.
+WORDS = (
+    *("分页", "块表", "块池", "槽位", "掩码", "预填充", "批处理", "调度器", "抢占", "重算"),
+    *("提示词", "采样器", "分词器", "吞吐", "贪心"),
+)
+ALTERNATE = re.compile(r'\s*<link rel="alternate" [^>]*hreflang=[^>]*>')
+log = logging.getLogger("mkdocs.hooks.chinese")
+
+
+def on_config(config: "MkDocsConfig") -> None:
+    """Teach jieba the field's words."""
+    try:
+        import jieba
+    except ImportError:
+        log.warning("jieba is not installed, so that the search finds no Chinese: pip install -e '.[docs]'")
+        return
+    jieba.setLogLevel(logging.WARNING)
+    for word in WORDS:
+        jieba.add_word(word)
+
+
+def on_page_context(context: dict[str, Any], page: "Page", config: "MkDocsConfig", nav: "Navigation") -> dict[str, Any]:
+    """Set the language before the theme renders the page: it reads it anew for each."""
+    here = page.file.src_uri
+    addresses = {other.file.src_uri: other.url for other in nav.pages}
+    config.theme["language"] = "zh" if is_chinese(here) else "en"
+    config.extra["homepage"] = addresses.get(FOLDER + HOME) if is_chinese(here) else None
+    config.extra["alternate"] = [
+        {"name": name, "lang": language, "link": addresses[source] or "./"}
+        for name, language, source in zip(("English", "中文"), ("en", "zh"), versions(here, addresses), strict=True)
+        if source in addresses
+    ]
+    # The last page of one language is not followed by the first of the other.
+    if page.previous_page and is_chinese(page.previous_page.file.src_uri) != is_chinese(here):
+        page.previous_page = None
+    if page.next_page and is_chinese(page.next_page.file.src_uri) != is_chinese(here):
+        page.next_page = None
+    if is_chinese(here):
+        nav = copy.copy(nav)
+        nav.items = sorted(nav.items, key=lambda item: not _has_chinese_page(item))  # which keeps the others' order
+        context["nav"] = nav
+    return context
+
+
+def on_post_page(output: str, page: "Page", config: "MkDocsConfig") -> str:
+    """Leave the header's links alone.
+
+    The theme's script looks for a sitemap beside each alternate that the page's head names; finding none, it would turn
+    every link into that folder into one to the folder itself.
+    """
+    return ALTERNATE.sub("", output)
+
+
+def is_chinese(source: str) -> bool:
+    """Whether a page is Chinese, by its source file, relative to docs/."""
+    return source.startswith(FOLDER)
+
+
+def versions(source: str, sources: Collection[str]) -> tuple[str, str]:
+    """The English and the Chinese page that belong together, one of which is `source`; homes stand in for the lost."""
+    english = source.removeprefix(FOLDER)
+    chinese = FOLDER + english
+    return english if english in sources else HOME, chinese if chinese in sources else FOLDER + HOME
+
+
+def _has_chinese_page(item: "StructureItem") -> bool:
+    if item.is_page:
+        return is_chinese(item.file.src_uri)  # type: ignore[attr-defined]
+    return any(_has_chinese_page(child) for child in item.children or [])
