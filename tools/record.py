@@ -23,12 +23,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.record", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="folder of demo.cast and demo.gif")
     args = parser.parse_args(argv)
-    return run(lambda: _record(args.out))
+    return run(lambda: _record(args.out, Path(sys.executable).parent))
 
 
-def _record(folder: Path) -> None:
+def _record(folder: Path, binaries: Path) -> None:
     cast, gif = folder / "demo.cast", folder / "demo.gif"
-    binaries = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "LC_ALL": "C.UTF-8",

@@ -1,0 +1,51 @@
+"""The recording's script: what is missing, what failed, and what is too large is said (its two tools are played)."""
+
+import pytest
+
+from common.errors import ModelError
+from tools import record
+
+
+# Ends as the recorded command ends, and writes a cast.
+ASCIINEMA = """#!/bin/bash
+while [ "$1" != -c ]; do shift; done
+status=${2##*> }
+echo OUTCOME > "$status"
+echo > "$3"
+"""
+AGG = """#!/bin/bash
+printf GIF > "${@: -1}"
+"""
+
+
+def tools(folder, outcome):
+    """An asciinema and an agg in this folder."""
+    folder.mkdir()
+    for name, script in {"asciinema": ASCIINEMA.replace("OUTCOME", str(outcome)), "agg": AGG}.items():
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_a_recording_is_a_cast_and_a_gif(tmp_path, capsys):
+    record._record(tmp_path, tools(tmp_path / "bin", 0))
+    assert (tmp_path / "demo.gif").read_text() == "GIF"
+    assert "demo.gif: 3 bytes" in capsys.readouterr().out
+    assert not (tmp_path / "demo.status").exists()
+
+
+def test_a_command_that_fails_is_no_recording(tmp_path):
+    with pytest.raises(ModelError, match="The recorded command failed"):
+        record._record(tmp_path, tools(tmp_path / "bin", 1))
+    assert not (tmp_path / "demo.gif").exists()
+
+
+def test_a_gif_that_is_too_large_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "MAX_BYTES", 2)
+    with pytest.raises(ModelError, match=r"demo.gif has 3 bytes, more than 2"):
+        record._record(tmp_path, tools(tmp_path / "bin", 0))
+
+
+def test_without_its_tools_it_says_what_to_install(tmp_path):
+    with pytest.raises(ModelError, match=r"asciinema is not there: run `pip install -e '\.\[recording\]'`"):
+        record._record(tmp_path, tmp_path)
