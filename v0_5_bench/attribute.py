@@ -136,7 +136,8 @@ def measure_http(folder: Path, repeats: int) -> dict[str, Any]:
     from .client import Load, run_load
 
     samples: dict[str, list[dict[str, float]]] = {"offline": [], "http": []}
-    with peers.Engine("v0_5", peers.Places(folder)) as offline, online.server(model=str(folder)) as base_url:
+    start = peers.describe("v0_5", peers.Places(folder))
+    with peers.Engine("v0_5", start) as offline, online.server(model=str(folder)) as base_url:
         model = online.first_model(base_url, None)
         for repeat in range(repeats + 1):
             requests = random_prompts(HTTP_STREAMS, (HTTP_PROMPT,) * 2, (HTTP_OUTPUT,) * 2, seed=repeat)
@@ -182,7 +183,7 @@ def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
     names = ["v0_5", *(["vllm-in-process"] if places.vllm_venv else [])]
     results: dict[str, Any] = {}
     for name in names:
-        with peers.Engine(name, places) as engine:
+        with peers.Engine(name, peers.describe(name, places)) as engine:
             table = {}
             for label, num, input_len, output_len in (
                 *((str(num), num, 30, NUM_STEPS + 1) for num in OPERATOR_DECODES),

@@ -60,11 +60,14 @@ WORKLOADS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `compare`."""
-    parser.add_argument("--engines", nargs="+", metavar="ENGINE", help=f"the first is compared to: {peers.PEERS}")
+    parser.add_argument(
+        "--engines", nargs="+", metavar="ENGINE", help=f"compared to the first: {', '.join(peers.PEERS)}"
+    )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
     parser.add_argument("--repeats", type=int, default=3, help="rounds that count (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="what --model of the milestones takes (default: the default model)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
     parser.add_argument("--vllm-venv", type=Path, help="a virtual environment with the real vLLM")
     parser.add_argument("--llama-venv", type=Path, help="a virtual environment with llama-cpp-python")
     parser.add_argument("--no-occupancy", action="store_true", help="leave out how full the KV pools get")
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     check_count("repeats", args.repeats)
     chosen = {name: WORKLOADS[name] for name in args.workloads}
     longest = max(MIN_MODEL_LEN, *(workload.input_len + workload.output_len for workload in chosen.values()))
-    places = replace(find_places(args.model, args.vllm_venv, args.llama_venv), max_model_len=longest)
+    places = replace(find_places(args.model, args.vllm_venv, args.llama_venv), max_model_len=longest, dtype=args.dtype)
     names = args.engines or [
         "v0_5",
         "transformers",
@@ -87,12 +90,13 @@ def run(args: argparse.Namespace) -> None:
     ]
     if len(set(names)) < len(names):
         raise ModelError("engines: the same one is named twice.")
-    for name in names:
-        peers.describe(name, places)  # before minutes have passed
+    starts = {
+        name: peers.describe(name, places) for name in names
+    }  # what is missing is said before minutes have passed
     results: dict[str, Any] = {
         "recipe": recipe(
             model=places.folder.name.rpartition("-")[0] or places.folder.name,
-            dtype="float32",
+            dtype=args.dtype,
             threads=peers.NUM_THREADS,
             repeats=args.repeats,
             warmup_rounds=1,
@@ -108,9 +112,9 @@ def run(args: argparse.Namespace) -> None:
         results["occupancy"] = measure_occupancy([name for name in names if name in ("v0_5", "vllm")], places)
     with ExitStack() as stack:
         engines: dict[str, peers.Engine] = {}
-        for name in names:
+        for name, start in starts.items():
             print(f"starting {name} ...", file=sys.stderr, flush=True)
-            engines[name] = stack.enter_context(peers.Engine(name, places))
+            engines[name] = stack.enter_context(peers.Engine(name, start))
         results["engines"] = {name: engine.versions for name, engine in engines.items()}
         results["check"] = check_same(engines, places)
         print(results["check"]["what"], file=sys.stderr)
@@ -240,7 +244,7 @@ def measure_occupancy(names: Sequence[str], places: Places) -> dict[str, Any]:
         if name.removesuffix("-in-process") not in names:
             continue
         print(f"pool of {label} ...", file=sys.stderr, flush=True)
-        with peers.Engine(name, places, **small, **arguments) as engine:
+        with peers.Engine(label, peers.describe(name, places, **small, **arguments)) as engine:
             answer = engine.ask({"do": "occupancy", **job})
         samples = answer["samples"]
         engines[label] = {

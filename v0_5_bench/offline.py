@@ -12,6 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of both."""
     parser.add_argument("--engine", default=__package__, help="package of a milestone (default: this one)")
     parser.add_argument("--model", help="what its --model takes (default: the default model)")
+    parser.add_argument("--dtype", help="what its --dtype takes (default: auto)")
+    parser.add_argument("--load-format", help="what its --load-format takes, where it has one: dummy is random weights")
     parser.add_argument(
         "--trace-file", help="with --profile: write 20 steps under PyTorch's profiler, for https://ui.perfetto.dev"
     )
@@ -21,8 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, and report."""
     runs.need_aiohttp()
-    from common.weights import resolve
-
     from .client import RequestResult
     from .summary import summarise
 
@@ -30,7 +30,9 @@ def run(args: argparse.Namespace) -> None:
         raise ModelError("trace_file needs --profile.")
     requests, warmup = runs.requests_of(args)
     made = runs.recipe_of(args)
-    with peers.Engine(args.engine, peers.Places(resolve(args.model), dtype="auto")) as engine:
+    flags = {name: getattr(args, name) for name in ("model", "dtype", "load_format")}
+    start = peers.ours(args.engine, **{name: value for name, value in flags.items() if value is not None})
+    with peers.Engine(args.engine, start) as engine:
 
         def job(requests: list[BenchRequest]) -> dict[str, object]:
             return {

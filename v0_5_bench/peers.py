@@ -62,32 +62,51 @@ class Engine(Child):
     """An engine in a process of its own, its model loaded.
 
     Args:
-        name: one of `PEERS`, or a package with an `LLM`.
-        places: see there.
-        engine_args: replace the arguments of `LLM`, for ours and vLLM's.
+        name: what it is called in errors.
+        start: see there.
 
     Raises:
-        ModelError: there is no such engine, its environment is not given, or it did not start.
+        ModelError: it did not start; the message has what it said last.
     """
 
-    def __init__(self, name: str, places: Places, **engine_args: Any) -> None:
-        how = describe(name, places)
-        if engine_args:
-            how.arguments["arguments"] |= engine_args
+    def __init__(self, name: str, start: Start) -> None:
         # The file's text, not its path: a script's folder comes first on the import path, and ours has a trace.py.
         code = (Path(__file__).parent / "engines.py").read_text()
-        cwd = ROOT if how.python == sys.executable else places.folder
-        environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | how.environment
-        super().__init__(name, [how.python, "-c", code], environment=environment, cwd=cwd)
+        cwd = ROOT if start.python == sys.executable else Path(start.python).parent
+        super().__init__(name, [start.python, "-c", code], environment=start.environment, cwd=cwd)
         try:
-            self.versions: dict[str, str] = self.ask({"kind": how.kind, "arguments": how.arguments})
+            self.versions: dict[str, str] = self.ask({"kind": start.kind, "arguments": start.arguments})
         except BaseException:
             self.close()
             raise
 
 
-def describe(name: str, places: Places) -> Start:
-    """How the engine of this name is started; raises `ModelError` for one that is not known, or not here."""
+def ours(package: str, **arguments: Any) -> Start:
+    """How a milestone is started.
+
+    Args:
+        package: its name, or any that has an `LLM` like ours.
+        arguments: of its `LLM`.
+
+    Raises:
+        ModelError: there is no such package.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ModelError(f"There is no engine {package}: choose from {', '.join(PEERS)}.")
+    return Start("llm", {"package": package, "arguments": arguments})
+
+
+def describe(name: str, places: Places, **arguments: Any) -> Start:
+    """How one of `PEERS` is started.
+
+    Args:
+        name: which; a package's name is as good for ours.
+        places: see there.
+        arguments: of its `LLM`, for ours and vLLM's; they replace what `places` says.
+
+    Raises:
+        ModelError: there is no such engine, or its environment is not given.
+    """
     ways: dict[str, Callable[[Places], Start]] = {
         "transformers": lambda places: Start("transformers", {"folder": str(places.folder), "dtype": places.dtype}),
         "transformers-continuous": lambda places: Start(
@@ -99,11 +118,14 @@ def describe(name: str, places: Places) -> Start:
         "llama.cpp": _llama_cpp,
     }
     if name in ways:
-        return ways[name](places)
-    package = MILESTONES.get(name, name)
-    if importlib.util.find_spec(package) is None:
-        raise ModelError(f"There is no engine {name}: choose from {', '.join(PEERS)}.")
-    return Start("llm", {"package": package, "arguments": _llm_arguments(places)})
+        start = ways[name](places)
+        # The folder is here, so nobody has to ask the hub; tokenizers' own threads would spin beside the engine's.
+        offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        start = replace(start, environment=offline | start.environment)
+        if arguments:
+            start.arguments["arguments"] |= arguments
+        return start
+    return ours(MILESTONES.get(name, name), **(_llm_arguments(places) | arguments))
 
 
 def _llm_arguments(places: Places) -> dict[str, Any]:
@@ -128,6 +150,8 @@ def _vllm_in_process(places: Places) -> Start:
 
 def _llama_cpp(places: Places) -> Start:
     python = _python(places.llama_venv, "llama.cpp", "--llama-venv", "make bench-vllm makes one")
+    if places.dtype != "float32":
+        raise ModelError(f"llama.cpp is compared in float32, not in {places.dtype}: leave it, or --dtype, out.")
     if places.gguf is None:
         raise ModelError("llama.cpp needs a .gguf file: give one as --model, or leave the default model.")
     arguments = {"gguf": str(float32_gguf(places.gguf, places.folder)), "num_threads": NUM_THREADS}

@@ -5,7 +5,6 @@ import pytest
 from common.errors import ModelError
 from tools import record
 
-
 # Ends as the recorded command ends, and writes a cast.
 ASCIINEMA = """#!/bin/bash
 while [ "$1" != -c ]; do shift; done

@@ -22,7 +22,7 @@ def places(tiny):
 @pytest.mark.parametrize("name", ["v0_1", "v0_5", "transformers", "transformers-continuous"])
 def test_every_engine_here_gives_the_tokens_of_the_reference(places, tiny, name):
     lens = [6, 6, 6]
-    with peers.Engine(name, places) as engine:
+    with peers.Engine(name, peers.describe(name, places)) as engine:
         assert "torch" in engine.versions
         answer = engine.ask({"do": "generate", "prompts": PROMPTS, "output_lens": lens})
     assert answer["token_ids"] == [tiny.tokens(prompt, 6) for prompt in PROMPTS]
@@ -31,7 +31,7 @@ def test_every_engine_here_gives_the_tokens_of_the_reference(places, tiny, name)
 
 def test_our_engines_say_when_each_answer_began_and_what_it_took(places, tiny):
     job = {"prompts": PROMPTS, "output_lens": [3, 4, 5]}
-    with peers.Engine("v0_5", places) as engine:
+    with peers.Engine("v0_5", peers.describe("v0_5", places)) as engine:
         answer = engine.ask({"do": "generate", **job})
         streamed = engine.ask({"do": "stream", **job})["results"]
     assert answer["num_prompt_tokens"] == [3, 6, 1]
@@ -42,7 +42,7 @@ def test_our_engines_say_when_each_answer_began_and_what_it_took(places, tiny):
 
 def test_a_profile_comes_with_the_answer_and_its_parts_are_those_of_the_steps(places, tiny):
     job = {"do": "generate", "prompts": PROMPTS, "output_lens": [6, 6, 6]}
-    with peers.Engine("v0_5", places) as engine:
+    with peers.Engine("v0_5", peers.describe("v0_5", places)) as engine:
         answer = engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.profiler"})
         again = engine.ask(job)
     assert answer["token_ids"] == again["token_ids"] == [tiny.tokens(prompt, 6) for prompt in PROMPTS]
@@ -55,14 +55,14 @@ def test_a_profile_comes_with_the_answer_and_its_parts_are_those_of_the_steps(pl
 def test_a_milestone_without_an_engine_cannot_be_profiled_and_says_so(places):
     job = {"do": "generate", "prompts": PROMPTS, "output_lens": [6, 6, 6]}
     with (
-        peers.Engine("v0_1", places) as engine,
+        peers.Engine("v0_1", peers.describe("v0_1", places)) as engine,
         pytest.raises(ModelError, match=r"v0_1_single_request has no LLMEngine: only v0.3 and later"),
     ):
         engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.profiler"})
 
 
 def test_operators_are_split_into_classes_that_add_up(places):
-    with peers.Engine("v0_5", places) as engine:
+    with peers.Engine("v0_5", peers.describe("v0_5", places)) as engine:
         answer = engine.ask({"do": "operators", "prompts": PROMPTS, "output_lens": [5, 5, 5]})
     assert answer["num_steps"] == 4
     classes = answer["classes_ms"]
@@ -72,7 +72,7 @@ def test_operators_are_split_into_classes_that_add_up(places):
 
 
 def test_occupancy_is_sampled_while_requests_wait(places):
-    with peers.Engine("v0_5", places, num_blocks=4, block_size=4) as engine:
+    with peers.Engine("v0_5", peers.describe("v0_5", places, num_blocks=4, block_size=4)) as engine:
         answer = engine.ask({"do": "occupancy", "prompts": PROMPTS * 3, "output_lens": [4] * 9})
     assert (answer["block_size"], answer["num_blocks"]) == (4, 4)
     assert answer["samples"]
@@ -93,6 +93,13 @@ def test_an_engine_that_is_not_here_is_named_with_what_to_do(places, name, messa
         peers.describe(name, places)
 
 
+def test_llama_cpp_is_compared_in_float32_alone(tiny, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    with pytest.raises(ModelError, match="llama.cpp is compared in float32, not in bfloat16"):
+        peers.describe("llama.cpp", Places(tiny.folder, llama_venv=tmp_path, dtype="bfloat16"))
+
+
 def test_a_venv_without_python_is_no_venv(tiny, tmp_path):
     with pytest.raises(ModelError, match="has no bin/python"):
         peers.describe("vllm", Places(tiny.folder, vllm_venv=tmp_path))
@@ -101,7 +108,7 @@ def test_a_venv_without_python_is_no_venv(tiny, tmp_path):
 def test_an_engine_that_does_not_start_says_what_it_said(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="v0_5 has ended with exit code 1"):
-        peers.Engine("v0_5", Places(tmp_path))
+        peers.Engine("v0_5", peers.describe("v0_5", Places(tmp_path)))
 
 
 class Scripted:
