@@ -49,8 +49,8 @@ def _look_up(root: Path, match: re.Match[str]) -> str:
         raise LookupError(f"there is no results file {match['file']}: run the benchmark that writes it")
     value: Any = json.loads(file.read_text())
     for key in match["keys"].split("."):
-        # A key may itself hold a dot: `top_p_0~95` is the key `top_p_0.95`.
-        key = key.replace("~", ".")
+        # A key may itself hold a dot or a space: `top_p_0~95` is `top_p_0.95`, `linear+layers` is `linear layers`.
+        key = key.replace("~", ".").replace("+", " ")
         if key not in value:
             raise LookupError(f"{match['file']} has no {match['keys']}: {key!r} is not one of {', '.join(value)}")
         value = value[key]

@@ -208,8 +208,10 @@ def experiments(results: Results) -> str:
     for name, experiment in results["attribution"]["experiments"].items():
         if name == "recipe":
             continue
-        for i, (way, measured) in enumerate(experiment["ways"].items()):
-            figures = ", ".join(figure(key, value["median"]) for key, value in measured.items())
+        ways = experiment["ways"]
+        differ = [key for key in next(iter(ways.values())) if len({way[key]["median"] for way in ways.values()}) > 1]
+        for i, (way, measured) in enumerate(ways.items()):
+            figures = ", ".join(figure(key, measured[key]["median"]) for key in differ)
             rows.append([f"{name.replace('_', ' ')}: {experiment['what']}" if i == 0 else "", way, figures])
     return markdown(["experiment", "way", "measured"], rows, left=3)
 

@@ -9,7 +9,9 @@ from tools.figures import ROOT, documents, update
 
 @pytest.fixture
 def root(tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps({"decode": {"ratio": 2.1254}, "top_p_0.95": 7, "name": "x"}))
+    (tmp_path / "results.json").write_text(
+        json.dumps({"decode": {"ratio": 2.1254}, "top_p_0.95": 7, "linear layers": 8, "name": "x"})
+    )
     return tmp_path
 
 
@@ -22,8 +24,9 @@ def test_a_figure_is_replaced_by_the_files_in_its_format(root):
     assert update(expected, root) == expected
 
 
-def test_a_key_with_a_dot_is_written_with_a_tilde_and_s_is_the_value_as_it_is(root):
+def test_a_dot_in_a_key_is_written_as_a_tilde_a_space_as_a_plus_and_s_is_the_value_as_it_is(root):
     assert ">7<" in update("= <!--=results.json top_p_0~95 d--><!--/-->", root)
+    assert ">8<" in update("= <!--=results.json linear+layers d--><!--/-->", root)
     assert ">x<" in update("= <!--=results.json name s--><!--/-->", root)
 
 

@@ -96,7 +96,7 @@ def test_an_engine_that_is_not_here_is_named_with_what_to_do(places, name, messa
 def test_llama_cpp_is_compared_in_float32_alone(tiny, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
-    with pytest.raises(ModelError, match="llama.cpp is compared in float32, not in bfloat16"):
+    with pytest.raises(ModelError, match=r"llama\.cpp is compared in float32, not in bfloat16"):
         peers.describe("llama.cpp", Places(tiny.folder, llama_venv=tmp_path, dtype="bfloat16"))
 
 
