@@ -41,7 +41,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def _module_name() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name if spec else sys.argv[0]
+    return spec.name.removesuffix(".__main__") if spec else sys.argv[0]
 
 
 def _commit() -> str:

@@ -19,14 +19,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ModelError
 from common.recipe import recipe, spread
 from common.units import check_count
 
 from . import mock_server, online, runs
-from .workloads import random_prompts
+from .workloads import BenchRequest, random_ids
+
+if TYPE_CHECKING:
+    from common.tokenizer import Tokenizer
 
 FIGURES = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 STATISTICS = ("mean", "median", "p99")
@@ -66,7 +69,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def compare(base_url: str, vllm: Path, folder: Path, load: tuple[int, int, int], repeats: int) -> dict[str, Any]:
-    """Both clients in turns; each figure of each, and its ratio (theirs over ours) within a round."""
+    """Both clients in turns; each figure of each, and its ratio (theirs over ours) within a round.
+
+    Both send text. Token ids would skip the server's tokenizer, and the requests that a closed loop sends at the same
+    moment would reach the engine closer to each other: another arrival, and other gaps.
+    """
+    from common.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(folder)
     samples: dict[str, list[dict[str, float]]] = {"harness": [], "vllm_bench_serve": []}
     model = online.first_model(base_url, None)
     for repeat in range(repeats + 1):
@@ -74,7 +84,7 @@ def compare(base_url: str, vllm: Path, folder: Path, load: tuple[int, int, int],
         for name in order:
             print(f"{base_url}, round {repeat}, {name} ...", file=sys.stderr, flush=True)
             if name == "harness":
-                figures = _harness(base_url, model, load, seed=repeat)
+                figures = _harness(base_url, model, tokenizer, load, seed=repeat)
             else:
                 figures = _vllm_bench(vllm, base_url, model, folder, load, seed=repeat)
             if repeat:  # the first round warms up
@@ -89,12 +99,15 @@ def compare(base_url: str, vllm: Path, folder: Path, load: tuple[int, int, int],
     }
 
 
-def _harness(base_url: str, model: str, load: tuple[int, int, int], seed: int) -> dict[str, float]:
+def _harness(
+    base_url: str, model: str, tokenizer: "Tokenizer", load: tuple[int, int, int], seed: int
+) -> dict[str, float]:
     from .client import Load, run_load
     from .summary import summarise
 
     num_requests, concurrency, output_len = load
-    requests = random_prompts(num_requests, (INPUT_LEN,) * 2, (output_len,) * 2, seed)
+    prompts = [tokenizer.decode(token_ids) for token_ids in random_ids(num_requests, INPUT_LEN, seed)]
+    requests = [BenchRequest(output_len, prompt=prompt) for prompt in prompts]
     summary = summarise(asyncio.run(run_load(Load(base_url=base_url, model=model, concurrency=concurrency), requests)))
     if summary["failed"]:
         raise ModelError(f"{base_url} failed: {summary['errors']}.")

@@ -23,7 +23,7 @@ from common.recipe import ROOT
 from . import tables
 
 RESULTS = Path(__file__).parent / "results"
-FILES = ("comparison", "progression", "attribution", "crosscheck")
+FILES = ("comparison", "progression", "processes", "attribution", "crosscheck")
 BLOCK = re.compile(r"<!-- report: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end of report -->", re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """The tables of the report, as Markdown. Torch-free; every figure comes from the results files.
 
-`Results` is what `report.load` returns: `comparison` and `progression` as `compare` writes them, `attribution` of
+`Results` is what `report.load` returns: `comparison`, `progression` and `processes` as `compare` writes them, `attribution` of
 `attribute`, `crosscheck` of `crosscheck`.
 """
 
@@ -70,6 +70,11 @@ def comparison(results: Results) -> str:
 def progression(results: Results) -> str:
     """The milestones on the same workloads."""
     return _engines(results["progression"], with_ratio=False)
+
+
+def processes(results: Results) -> str:
+    """vLLM as it is used, and with its engine in one process."""
+    return _engines(results["processes"], with_ratio=True)
 
 
 def recipe(results: Results) -> str:
@@ -310,6 +315,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "recipe": recipe,
     "comparison": comparison,
     "progression": progression,
+    "processes": processes,
     "first-brief": first_brief,
     "a10": a10,
     "steps": steps,
