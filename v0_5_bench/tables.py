@@ -1,7 +1,7 @@
 """The tables of the report, as Markdown. Torch-free; every figure comes from the results files.
 
-`Results` is what `report.load` returns: `comparison`, `progression` and `processes` as `compare` writes them, `attribution` of
-`attribute`, `crosscheck` of `crosscheck`.
+`Results` is what `report.load` returns: `comparison`, `progression` and `processes` as `compare` writes them,
+`attribution` of `attribute`, `crosscheck` of `crosscheck`.
 """
 
 from collections.abc import Callable
