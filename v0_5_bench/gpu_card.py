@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common import loading
 from common.recipe import spread
@@ -114,8 +115,20 @@ def bandwidth(device: torch.device, num_bytes: int, repeats: int, is_copy: bool)
     return spread([(1 + is_copy) * num_bytes / s / 1e9 for s in seconds])
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype, size: int, repeats: int) -> dict[str, float]:
-    """TFLOP/s of a square product, of random numbers: zeros are faster, since fewer bits change."""
+def matrix_rate(
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    repeats: int,
+    *,
+    prepare: Callable[[Tensor], Tensor] = lambda matrix: matrix,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> dict[str, float]:
+    """TFLOP/s of a square product, of random numbers: zeros are faster, since fewer bits change.
+
+    `prepare` is done once, to the second matrix.
+    """
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    seconds = timed(lambda: a @ b, device, repeats, calls=10)
+    b = prepare(b)
+    seconds = timed(lambda: product(a, b), device, repeats, calls=10)
     return spread([2 * size**3 / s / 1e12 for s in seconds])

