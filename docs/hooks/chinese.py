@@ -1,7 +1,7 @@
-"""Hook: the Chinese pages, docs/zh/, and the way between the languages.
+"""Hook: the Chinese pages and the way between the languages.
 
-A page under zh/ is the translation of the page of the same name above it. It gets `<html lang="zh">` and the theme's
-texts in Chinese, and its own section first in the navigation. Every page gets a switch of the language in its header
+zh/x.md is the translation of x.md, and so is x.zh.md. A Chinese page gets `<html lang="zh">`, the theme's texts in
+Chinese, and the Chinese section first in the navigation. Every page gets a switch of the language in its header
 (`extra.alternate`, set here page by page): to its counterpart, or to the other language's home if it has none.
 
 Chinese is written without spaces. For the search, jieba cuts it into words as the index is made, and mkdocs.yml lets
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.nav import Navigation
     from mkdocs.structure.pages import Page
 
-FOLDER = "zh/"
+FOLDER, ENDING = "zh/", ".zh.md"
 HOME = "index.md"
 # What jieba would cut otherwise. Only words without a shorter one inside: a search finds a word by its beginning.
 WORDS = (
@@ -55,14 +55,14 @@ def on_page_context(context: dict[str, Any], page: "Page", config: "MkDocsConfig
         for name, language, source in zip(("English", "中文"), ("en", "zh"), versions(here, addresses), strict=True)
         if source in addresses
     ]
-    # The last page of one language is not followed by the first of the other.
-    if page.previous_page and is_chinese(page.previous_page.file.src_uri) != is_chinese(here):
-        page.previous_page = None
-    if page.next_page and is_chinese(page.next_page.file.src_uri) != is_chinese(here):
-        page.next_page = None
+    # Before and after a page stand those of its language.
+    same = [other for other in nav.pages if is_chinese(other.file.src_uri) == is_chinese(here)]
+    at = same.index(page)
+    page.previous_page = same[at - 1] if at > 0 else None
+    page.next_page = same[at + 1] if at + 1 < len(same) else None
     if is_chinese(here):
         nav = copy.copy(nav)
-        nav.items = sorted(nav.items, key=lambda item: not _has_chinese_page(item))  # which keeps the others' order
+        nav.items = sorted(nav.items, key=lambda item: not _is_chinese_section(item))  # the others keep their order
         context["nav"] = nav
     return context
 
@@ -78,17 +78,20 @@ def on_post_page(output: str, page: "Page", config: "MkDocsConfig") -> str:
 
 def is_chinese(source: str) -> bool:
     """Whether a page is Chinese, by its source file, relative to docs/."""
-    return source.startswith(FOLDER)
+    return source.startswith(FOLDER) or source.endswith(ENDING)
 
 
 def versions(source: str, sources: Collection[str]) -> tuple[str, str]:
     """The English and the Chinese page that belong together, one of which is `source`; homes stand in for the lost."""
     english = source.removeprefix(FOLDER)
-    chinese = FOLDER + english
-    return english if english in sources else HOME, chinese if chinese in sources else FOLDER + HOME
+    if english.endswith(ENDING):
+        english = english.removesuffix(ENDING) + ".md"
+    translations = [FOLDER + english, english.removesuffix(".md") + ENDING]
+    chinese = next((page for page in translations if page in sources), FOLDER + HOME)
+    return english if english in sources else HOME, chinese
 
 
-def _has_chinese_page(item: "StructureItem") -> bool:
-    if item.is_page:
-        return is_chinese(item.file.src_uri)  # type: ignore[attr-defined]
-    return any(_has_chinese_page(child) for child in item.children or [])
+def _is_chinese_section(item: "StructureItem") -> bool:
+    """Whether all that stands in a section is Chinese pages."""
+    children = getattr(item, "children", None) or []
+    return bool(children) and all(child.is_page and is_chinese(child.file.src_uri) for child in children)

@@ -25,9 +25,7 @@ WITH_UNIT = re.compile(
 )
 # What is a fact, with its source in the text beside it, or a convention: the only figures that may be typed.
 ALLOWED = {
-    "16 GB": "8 billion numbers of 16 bits",
     "600 GB/s": "an A10's memory, NVIDIA's data sheet",
-    "600 GB": "the same, in Chinese",
     "×2": "how to read the column of ratios",
 }
 # The rooms of v0.3 that decide and compute, whose length the posts name.

@@ -109,8 +109,11 @@ def test_a_page_links_where_its_english_page_links_and_each_to_the_other(page: s
 
 def test_a_page_without_a_counterpart_has_the_home_for_it() -> None:
     sources = ["index.md", "design.md", "milestones/v0_1.md", "zh/index.md", "zh/milestones/v0_1.md", "zh/only.md"]
+    sources += ["blog/a.md", "blog/a.zh.md"]
     assert chinese.versions("milestones/v0_1.md", sources) == ("milestones/v0_1.md", "zh/milestones/v0_1.md")
     assert chinese.versions("zh/milestones/v0_1.md", sources) == ("milestones/v0_1.md", "zh/milestones/v0_1.md")
+    assert chinese.versions("blog/a.md", sources) == ("blog/a.md", "blog/a.zh.md")
+    assert chinese.versions("blog/a.zh.md", sources) == ("blog/a.md", "blog/a.zh.md")
     assert chinese.versions("design.md", sources) == ("design.md", "zh/index.md")
     assert chinese.versions("zh/only.md", sources) == ("index.md", "zh/only.md")
 
@@ -126,26 +129,26 @@ class FakePage(SimpleNamespace):
 
 
 def test_each_page_has_its_language_and_a_switch_to_the_other() -> None:
-    pages = [FakePage(source) for source in ("index.md", "design.md", "zh/index.md", "zh/milestones/v0_1.md")]
-    for before, after in itertools.pairwise(pages):
-        before.next_page, after.previous_page = after, before
-    section = SimpleNamespace(is_page=False, children=pages[2:])
-    nav = SimpleNamespace(pages=pages, items=[pages[0], pages[1], section])
+    sources = ("index.md", "blog/a.md", "blog/a.zh.md", "design.md", "zh/index.md", "zh/milestones/v0_1.md")
+    pages = [FakePage(source) for source in sources]
+    blog, section = (SimpleNamespace(is_page=False, children=part) for part in (pages[1:3], pages[4:]))
+    nav = SimpleNamespace(pages=pages, items=[pages[0], blog, pages[3], section])
     config = SimpleNamespace(theme={}, extra={})
     seen = []
     for page in pages:
         context = chinese.on_page_context({"nav": nav}, page, config, nav)
         switch = [alternate["link"] for alternate in config.extra["alternate"]]
-        seen.append((config.theme["language"], switch, context["nav"].items[0] is section))
+        seen.append((config.theme["language"], switch, context["nav"].items.index(section)))
     assert seen == [
-        ("en", ["./", "zh/"], False),
-        ("en", ["design/", "zh/"], False),
-        ("zh", ["./", "zh/"], True),
-        ("zh", ["./", "zh/milestones/v0_1/"], True),
+        ("en", ["./", "zh/"], 3),
+        ("en", ["blog/a/", "blog/a.zh/"], 3),
+        ("zh", ["blog/a/", "blog/a.zh/"], 0),
+        ("en", ["design/", "zh/"], 3),
+        ("zh", ["./", "zh/"], 0),
+        ("zh", ["./", "zh/milestones/v0_1/"], 0),
     ]
-    assert pages[1].next_page is None
-    assert pages[2].previous_page is None
-    assert pages[2].next_page is pages[3]
+    assert (pages[1].next_page, pages[3].previous_page, pages[3].next_page) == (pages[3], pages[1], None)
+    assert (pages[2].previous_page, pages[2].next_page, pages[4].previous_page) == (None, pages[4], pages[2])
     head = '<head>\n  <link rel="alternate" href="zh/" hreflang="zh">\n  <link rel="icon" href="i.png">'
     assert chinese.on_post_page(head, pages[0], config) == '<head>\n  <link rel="icon" href="i.png">'
 

@@ -61,6 +61,14 @@ def test_the_clients_agree_within_2_per_cent_on_the_mock_server(results):
         assert ratios[figure]["median"] == pytest.approx(1.0, abs=0.02), figure
 
 
+def test_the_clients_agree_on_our_server_within_what_each_differs_from_itself(results):
+    found = results["crosscheck"]["ours"]
+    for figure in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "output_tokens_per_s"):
+        ours, theirs = found["harness"][figure], found["vllm_bench_serve"][figure]
+        assert ours["min"] <= theirs["max"], figure
+        assert theirs["min"] <= ours["max"], figure
+
+
 ENTRY = {"num_requests": 2, "input_len": 3, "output_len": 2, "seconds": {"a": {"median": 2e-9}}}
 MODEL = {"layer_elements": 5, "head_elements": 7, "kv_elements_per_token": 11, "attention_elements_per_pair": 13}
 
