@@ -1,10 +1,15 @@
-"""Start the newest server, stream one answer through OpenAI's own client, stop it: `python -m tools.demo_server`."""
+"""Start a server, stream one answer through OpenAI's own client, stop it: `python -m tools.demo_server`.
+
+With `--base-url` the server is one that runs already, and goes on.
+"""
 
 import argparse
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.cli import run
@@ -20,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("question", nargs="?", default="Why is the sky blue?")
     parser.add_argument("--max-tokens", type=int, default=60)
     parser.add_argument("--model", help="what the server's --model takes (default: the default model)")
+    parser.add_argument("--base-url", help="of a server that runs, such as http://127.0.0.1:8000 (default: start one)")
     args = parser.parse_args(argv)
     return run(lambda: _demo(args))
 
@@ -29,22 +35,32 @@ def _demo(args: argparse.Namespace) -> None:
         from openai import OpenAI
     except ImportError:
         raise ModelError("The client is not installed: run `pip install openai`.") from None
-    model = ["--model", args.model] if args.model else []
-    command = [sys.executable, "-m", SERVER, "--port", "0", "--log-level", "warning", *model]
+    with _server(args.base_url, args.model) as address:
+        client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        print(f"> {args.question}", file=sys.stderr)
+        stream = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": args.question}],
+            max_tokens=args.max_tokens,
+            temperature=0.0,
+            stream=True,
+        )
+        for chunk in stream:
+            print(chunk.choices[0].delta.content or "", end="", flush=True)
+        print(flush=True)
+
+
+@contextmanager
+def _server(base_url: str | None, model: str | None) -> Iterator[str]:
+    """The address of the server that runs, or of one that is started, and ended afterwards."""
+    if base_url is not None:
+        yield base_url.rstrip("/")
+        return
+    command = [sys.executable, "-m", SERVER, "--port", "0", "--log-level", "warning"]
+    command += ["--model", model] if model else []
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
         try:
-            client = OpenAI(base_url=f"{_address(server)}/v1", api_key="none", max_retries=0)
-            print(f"> {args.question}", file=sys.stderr)
-            stream = client.chat.completions.create(
-                model=client.models.list().data[0].id,
-                messages=[{"role": "user", "content": args.question}],
-                max_tokens=args.max_tokens,
-                temperature=0.0,
-                stream=True,
-            )
-            for chunk in stream:
-                print(chunk.choices[0].delta.content or "", end="", flush=True)
-            print(flush=True)
+            yield _address(server)
         finally:
             server.send_signal(signal.SIGTERM)
             try:

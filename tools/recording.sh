@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the recording shows: a server is started, one answer is streamed through OpenAI's own command line, and 32
+# What the recording shows: a server is started, one answer is streamed through OpenAI's own client, and 32
 # requests are served at once. `tools/record.py` runs it in a terminal that is recorded; it also runs by itself.
 set -euo pipefail
 PORT=${PORT:-8123}
@@ -11,7 +11,7 @@ say() { # a command as if somebody typed it
     local i
     for ((i = 0; i < ${#1}; i++)); do
         printf '%s' "${1:i:1}"
-        sleep 0.02
+        sleep 0.03
     done
     sleep 0.4
     printf '\n'
@@ -29,10 +29,8 @@ sed -n '1,4p' "$LOG" | cut -c1-96
 sleep 1.2
 
 echo
-say 'openai api chat.completions.create --stream -t 0 -M 90 -m SmolLM2-135M-Instruct -g user "Why is the sky blue?"'
-OPENAI_BASE_URL=$URL/v1 OPENAI_API_KEY=none openai api chat.completions.create --stream -t 0 -M 90 \
-    -m SmolLM2-135M-Instruct -g user "Why is the sky blue?"
-echo
+say "python -m tools.demo_server --base-url $URL --max-tokens 90"
+python -m tools.demo_server --base-url "$URL" --max-tokens 90
 sleep 1.2
 
 echo

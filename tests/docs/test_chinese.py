@@ -4,7 +4,6 @@ What is the same in both languages is compared: headings, excerpts, commands and
 code, links. So a change of an English page that a translation has to follow fails here.
 """
 
-import itertools
 import posixpath
 import re
 from collections import Counter
