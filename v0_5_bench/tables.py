@@ -81,11 +81,14 @@ def recipe(results: Results) -> str:
     """How the comparison was made, in a sentence."""
     made = results["comparison"]["recipe"]
     machine, settings = made["machine"], made["settings"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    cpu, _, vectors = machine["cpu"].rpartition(" ")
+    where = f"{cpu} ({vectors}), {machine['cores']} cores, {machine['memory_gib']} GiB"
+    command = made["command"].replace(".__main__", "")
+    weights = next((name for name in results["comparison"]["weights"] if name.endswith(".gguf")), settings["model"])
     return (
-        f"`{made['command']}`, commit {made['commit']}, {made['date']}: {where}; {settings['model']} in "
-        f"{settings['dtype']}, torch {made['versions']['torch']}, {settings['repeats']} rounds in alternating order "
-        "after one that warms up. Medians, with smallest and largest."
+        f"`{command}`, commit {made['commit']}, {made['date']}: {where}; weights of {weights} in {settings['dtype']}, "
+        f"torch {made['versions']['torch']}, {settings['repeats']} rounds in alternating order after one that warms "
+        "up. Medians, with smallest and largest; a ratio is taken within each round."
     )
 
 

@@ -6,13 +6,15 @@ Chinese, and the Chinese section first in the navigation. Every page gets a swit
 
 Chinese is written without spaces. For the search, jieba cuts it into words as the index is made, and mkdocs.yml lets
 the separator (U+200B) that it puts between them end a word. Without jieba most queries find nothing, and the search
-plugin says nothing: this hook warns, which ends a strict build.
+plugin says nothing: this hook warns, which ends a strict build. What a reader asks for the theme's script cuts itself,
+by the words of the index; its loop stops one character early, so that it never sees a query's last word: mended here.
 """
 
 import copy
 import logging
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ WORDS = (
     *("提示词", "采样器", "分词器", "吞吐", "贪心"),
 )
 ALTERNATE = re.compile(r'\s*<link rel="alternate" [^>]*hreflang=[^>]*>')
+# for (let end = start + 1; end < query.length; end++) if (query.slice(start, end) in index) ...
+QUERY_LOOP = re.compile(r"(for\(let (\w+)=(\w+)\+1;\2<)((\w+)\.length;\2\+\+\)\5\.slice\(\3,\2\)in )")
 log = logging.getLogger("mkdocs.hooks.chinese")
 
 
@@ -74,6 +78,17 @@ def on_post_page(output: str, page: "Page", config: "MkDocsConfig") -> str:
     every link into that folder into one to the folder itself.
     """
     return ALTERNATE.sub("", output)
+
+
+def on_post_build(config: "MkDocsConfig") -> None:
+    """Let the search see the last word of a query."""
+    for worker in Path(config.site_dir).glob("assets/javascripts/workers/search.*.js"):
+        worker.write_text(mend(worker.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def mend(script: str) -> str:
+    """The theme's script with that loop ending where the query does; a script that has no such loop, as it is."""
+    return QUERY_LOOP.sub(r"\1=\4", script)
 
 
 def is_chinese(source: str) -> bool:

@@ -167,6 +167,14 @@ def test_the_search_ends_words_where_jieba_and_chinese_punctuation_do() -> None:
     assert [word for word in re.split(separator, text) if word] == ["KV", "缓存", "块表", "v0.3", "抢占"]
 
 
+def test_the_loop_that_cuts_a_query_is_found_in_the_themes_script() -> None:
+    theme = Path(pytest.importorskip("material").__file__).parent / "templates"
+    [worker] = theme.glob("assets/javascripts/workers/search.*.js")
+    script = worker.read_text(encoding="utf-8")
+    assert len(chinese.mend(script)) == len(script) + 1, "does the search find 批处理? Then the mending may go"
+    assert chinese.mend(chinese.mend(script)) == chinese.mend(script)
+
+
 def test_the_words_of_the_field_are_words_for_the_search() -> None:
     jieba = pytest.importorskip("jieba")
     chinese.on_config(SimpleNamespace())

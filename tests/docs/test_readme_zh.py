@@ -18,11 +18,8 @@ from v0_5_bench.report import BLOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
-SWITCH = {
-    "README.zh-CN.md",
-    "README.md",
-    "docs/zh/index.md",
-}  # the way between the languages, which each has its own of
+# The way between the languages: only one of the two has each of these.
+SWITCH = {"README.zh-CN.md", "README.md", "docs/zh/index.md"}
 
 
 def prose(readme: str) -> str:
