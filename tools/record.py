@@ -15,7 +15,7 @@ from common.errors import ModelError
 
 ROOT = Path(__file__).parent.parent
 MAX_BYTES = 2 * 2**20
-COLUMNS, ROWS, LONGEST_PAUSE = 100, 30, 1.5
+COLUMNS, ROWS, LONGEST_PAUSE = 100, 27, 1.5
 
 
 def main(argv: list[str] | None = None) -> int:

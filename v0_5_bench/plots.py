@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .tables import WORKLOADS, Results, label, roofline_point
+from .roofline import Results, roofline_point
+from .tables import WORKLOADS, label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +65,7 @@ def draw(results: Results, folder: Path, digest: str) -> list[Path]:
 
 def comparison(results: Results) -> "Figure":
     """Bars: tokens/s by requests, and seconds of the prefills; each engine's median, with smallest and largest."""
-    figure, (left, right) = _figure(2, (8.4, 3.4), [3, 2])
+    figure, (left, right) = _figure(2, (7.2, 3.4), [3, 2])
     found = results["comparison"]
     for axes, key, title in (
         (left, "tokens_per_s", "output tokens/s"),
@@ -84,13 +85,13 @@ def comparison(results: Results) -> "Figure":
         axes.set_title(title, loc="left", fontsize=10)
         axes.tick_params(axis="x", length=0)
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8.5)
     return figure
 
 
 def progression(results: Results) -> "Figure":
     """Lines: tokens/s of each milestone by requests, and seconds of a prefill."""
-    figure, (left, right) = _figure(2, (8.4, 3.2), [3, 2])
+    figure, (left, right) = _figure(2, (7.2, 3.0), [3, 2])
     found = results["progression"]
     decodes = [name for name, entry in found["workloads"].items() if "tokens_per_s" in entry]
     prefills = [name for name in found["workloads"] if name not in decodes]
@@ -113,7 +114,7 @@ def progression(results: Results) -> "Figure":
 
 def steps(results: Results) -> "Figure":
     """Stacked bars: the parts of a step by requests."""
-    figure, [axes] = _figure(1, (8.4, 2.6), [1])
+    figure, [axes] = _figure(1, (7.2, 2.8), [1])
     found = results["attribution"]["steps"]["steps"]
     names = [name for name in found if not name.startswith("prefill")]
     parts = [part for part in found[names[0]] if part not in ("step_ms", "sum_of_step", "overhead")]
@@ -126,13 +127,13 @@ def steps(results: Results) -> "Figure":
     axes.set_yticks(range(len(names)), [f"{name} request{'s' if name != '1' else ''}" for name in names])
     axes.invert_yaxis()
     axes.set_title("ms of a decode step", loc="left", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
     return figure
 
 
 def roofline(results: Results) -> "Figure":
     """The roof of the machine, and every engine on every workload under it; both axes are logarithmic."""
-    figure, [axes] = _figure(1, (8.4, 4.0), [1])
+    figure, [axes] = _figure(1, (7.2, 3.9), [1])
     limits = results["attribution"]["machine"]
     top, slope = limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"]
     xs = [0.1, top / slope, 3000.0]

@@ -21,6 +21,7 @@ from common.errors import ModelError
 from common.recipe import ROOT
 
 from . import tables
+from .roofline import Results
 
 RESULTS = Path(__file__).parent / "results"
 FILES = ("comparison", "progression", "processes", "attribution", "crosscheck")
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         )
 
 
-def load(folder: Path) -> tables.Results:
+def load(folder: Path) -> Results:
     """The results files of a folder, by name; one that is not there is left out."""
     return {name: json.loads(file.read_text()) for name in FILES if (file := folder / f"{name}.json").exists()}
 
@@ -73,7 +74,7 @@ def documents(root: Path) -> list[Path]:
     return sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md"))
 
 
-def update(text: str, results: tables.Results) -> str:
+def update(text: str, results: Results) -> str:
     """`text` with every table as the results have it; raises `ModelError` for a table that is not known."""
     return BLOCK.sub(
         lambda match: (
@@ -83,6 +84,6 @@ def update(text: str, results: tables.Results) -> str:
     )
 
 
-def digest(results: tables.Results) -> str:
+def digest(results: Results) -> str:
     """Of all results: it stands in each plot, so that a test can tell whether a plot is of these."""
     return hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,14 +7,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from common.config import ModelConfig
 from common.errors import ModelError
 
-from .engine_args import shape_folder
-
-Results = dict[str, Any]
-
-A10_BYTES_PER_S, A10_FLOP_PER_S = 600e9, 125e12
+from .roofline import Results, a10_limits, roofline_point
 
 LABELS = {
     "v0_1": "v0.1, one slab",
@@ -124,22 +119,18 @@ def first_brief(results: Results) -> str:
     return markdown(["", "mini-vLLM v0.5", "vLLM", "ratio, above 1 is ours", "where it comes from"], rows)
 
 
-def a10(results: Results) -> str:
-    """The first brief's expectations for an 8B model on one NVIDIA A10, beside what that card can do at most.
-
-    One step reads all matrices once; a prefill of 4,000 tokens multiplies each with every matrix of the layers. KV and
-    attention come on top. Rates as NVIDIA's data sheet has them: 600 GB/s, 125 TFLOP/s in 16-bit floating point.
-    """
-    config = ModelConfig.from_folder(shape_folder("llama-3.1-8b"))
-    hidden, width = config.hidden_size, config.head_dim
-    attention = hidden * width * (2 * config.num_heads + 2 * config.num_kv_heads)
-    layers = config.num_layers * (attention + 3 * hidden * config.intermediate_size)
-    step = 2 * (layers + config.vocab_size * hidden) / A10_BYTES_PER_S
-    prefill = 2 * layers * 4000 / A10_FLOP_PER_S
+def a10(_: Results) -> str:
+    """The first brief's expectations for an 8B model on one NVIDIA A10, beside what that card can do at most."""
+    limits = a10_limits()
     rows = [
-        ["one request, throughput", "50 to 100 tok/s", "100 to 150 tok/s", f"{1 / step:.0f} tok/s"],
-        ["32 at once, throughput", "500 to 1,000 tok/s", "2,000 to 3,000 tok/s", f"{32 / step:,.0f} tok/s"],
-        ["TTFT of a prompt of 4,000 tokens", "200 to 400 ms", "100 to 200 ms", f"no less than {prefill * 1e3:.0f} ms"],
+        ["one request, throughput", "50 to 100 tok/s", "100 to 150 tok/s", f"{limits['one_tok_s']:.0f} tok/s"],
+        ["32 at once, throughput", "500 to 1,000 tok/s", "2,000 to 3,000 tok/s", f"{limits['many_tok_s']:,.0f} tok/s"],
+        [
+            "TTFT of a prompt of 4,000 tokens",
+            "200 to 400 ms",
+            "100 to 200 ms",
+            f"no less than {limits['prefill_s'] * 1e3:.0f} ms",
+        ],
         ["GPU memory used", "85 %", "92 %", ""],
     ]
     return markdown(["", "expected of mini-vLLM", "expected of vLLM", "what the card allows at most"], rows)
@@ -261,27 +252,6 @@ def roofline(results: Results) -> str:
     return f"{text}\n\n" + markdown(["GFLOP/s", *WORKLOADS.values()], rows)
 
 
-def roofline_point(results: Results, engine: str, workload: str) -> dict[str, float]:
-    """Where an engine stands: FLOP for each byte that must be read, GFLOP/s, and the share of what the roof allows.
-
-    Counted are the products with the matrices and causal attention; read are all matrices in float32, once a step, and
-    the KV of all requests. How an engine cuts a prompt into steps is its own affair, so a prefill counts as one step.
-    """
-    model, limits = results["attribution"]["machine"]["model"], results["attribution"]["machine"]
-    entry = results["comparison"]["workloads"][workload]
-    num, prompt, output = entry["num_requests"], entry["input_len"], entry["output_len"]
-    length = prompt + output - 1  # tokens that go through the layers; the last one is only sampled
-    layers, head = model["layer_elements"], model["head_elements"]
-    attention = 2 * model["attention_elements_per_pair"] * length * (length + 1) / 2  # a product with K, and one with V
-    flop = num * (2 * layers * length + 2 * head * output + attention)
-    kv_read = model["kv_elements_per_token"] * sum(range(prompt, length + 1))
-    num_bytes = 4 * (output * (layers + head) + num * kv_read)
-    gflop_s = flop / entry["seconds"][engine]["median"] / 1e9
-    intensity = flop / num_bytes
-    limit = min(limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"] * intensity)
-    return {"intensity": intensity, "gflop_s": gflop_s, "limit": limit, "share": gflop_s / limit}
-
-
 def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
     rows = []
     first = next(iter(found["engines"]))
@@ -292,10 +262,10 @@ def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
             by_rate = "tokens_per_s" in entry
             value = entry["tokens_per_s" if by_rate else "seconds"][engine]
             digits = 0 if by_rate and value["median"] >= 10 else 2 if not by_rate else 1
-            cell = f"{value['median']:,.{digits}f} {'tok/s' if by_rate else 's'}"
+            cell = f"{value['median']:,.{digits}f}&nbsp;{'tok/s' if by_rate else 's'}"
             if with_ratio and engine != first:
                 ratio = entry["ratio"][engine]
-                cell += f"<br>×{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+                cell += f"<br>×{ratio['median']:.2f} ({ratio['min']:.2f}&nbsp;to&nbsp;{ratio['max']:.2f})"
             cells.append(cell)
         rows.append([label(engine, versions), *cells])
     return markdown(["", *(WORKLOADS[name] for name in found["workloads"])], rows)

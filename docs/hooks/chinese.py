@@ -61,9 +61,10 @@ def on_page_context(context: dict[str, Any], page: "Page", config: "MkDocsConfig
     ]
     # Before and after a page stand those of its language.
     same = [other for other in nav.pages if is_chinese(other.file.src_uri) == is_chinese(here)]
-    at = same.index(page)
-    page.previous_page = same[at - 1] if at > 0 else None
-    page.next_page = same[at + 1] if at + 1 < len(same) else None
+    if page in same:  # mkdocs also builds a page that the navigation lacks, with a warning
+        at = same.index(page)
+        page.previous_page = same[at - 1] if at > 0 else None
+        page.next_page = same[at + 1] if at + 1 < len(same) else None
     if is_chinese(here):
         nav = copy.copy(nav)
         nav.items = sorted(nav.items, key=lambda item: not _is_chinese_section(item))  # the others keep their order

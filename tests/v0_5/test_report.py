@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import ModelError
 from common.recipe import ROOT
-from v0_5_bench import harness, report, tables
+from v0_5_bench import harness, report, roofline, tables
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,19 @@ def test_the_roofline_counts_what_two_requests_of_3_plus_2_tokens_need():
     # Four tokens a request go through the layers, two through the head; 1 + 2 + 3 + 4 pairs attend.
     flop = 2 * (2 * 5 * 4 + 2 * 7 * 2 + 2 * 13 * 10)
     num_bytes = 4 * (2 * (5 + 7) + 2 * 11 * (3 + 4))
-    point = tables.roofline_point(roof(10.0, 1.0), "a", "w")
+    point = roofline.roofline_point(roof(10.0, 1.0), "a", "w")
     assert point["intensity"] == pytest.approx(flop / num_bytes)
     assert point["gflop_s"] == pytest.approx(flop / 2)
     assert point["limit"] == pytest.approx(10.0 * flop / num_bytes)
-    assert tables.roofline_point(roof(1e6, 1e-3), "a", "w")["limit"] == pytest.approx(1.0)
+    assert roofline.roofline_point(roof(1e6, 1e-3), "a", "w")["limit"] == pytest.approx(1.0)
+
+
+def test_the_limits_of_an_a10_are_those_of_reading_all_matrices_and_of_multiplying_by_them():
+    limits = roofline.a10_limits()
+    layers = 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336)
+    assert limits["one_tok_s"] == pytest.approx(600e9 / (2 * (layers + 128256 * 4096)))
+    assert limits["many_tok_s"] == pytest.approx(32 * limits["one_tok_s"])
+    assert limits["prefill_s"] == pytest.approx(2 * layers * 4000 / 125e12)
 
 
 def test_a_table_is_put_between_its_comments_and_nothing_else_changes():
@@ -95,7 +103,7 @@ def test_a_table_is_put_between_its_comments_and_nothing_else_changes():
     }
     text = "before\n\n<!-- report: progression -->\nold\n<!-- end of report -->\nafter"
     new = report.update(text, found)
-    table = "| | prefill 2,000 |\n| --- | ---: |\n| v0.1, one slab | 1.50 s |"
+    table = "| | prefill 2,000 |\n| --- | ---: |\n| v0.1, one slab | 1.50&nbsp;s |"
     assert new == f"before\n\n<!-- report: progression -->\n\n{table}\n\n<!-- end of report -->\nafter".replace(
         "| |", "|  |"
     )
