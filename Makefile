@@ -42,8 +42,8 @@ lint: $(VENV)/.test ## ruff, mypy and the ledger
 	$(BIN)/python -m tools.ledger check
 
 docs: $(VENV)/.docs ## Build the site into site/
-	$(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m tools.sitecheck site
+	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m tools.sitecheck site $(if $(SITE_BASE),--base $(SITE_BASE)/)
 
 serve-docs: $(VENV)/.docs ## Look at the site on 127.0.0.1:8001
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
