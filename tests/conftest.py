@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from common.weights import resolve
 from tests.kit.checkpoints import tiny_llama
@@ -33,8 +33,8 @@ MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
 # One thread: on a busy machine threads that wait for each other take many times as long, and the models are small.
 torch.set_num_threads(1)
 
-# The same examples each time, and no deadline: CI machines are slow at times.
-settings.register_profile("repository", derandomize=True, deadline=None)
+# The same examples each time, no deadline and no complaint that they take long: CI machines are slow at times.
+settings.register_profile("repository", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repository")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
@@ -126,6 +126,8 @@ def load(milestone: ModuleType) -> Callable[[Path], Any]:
 
     def build(folder: Path) -> Any:
         key = (milestone.__name__, folder)
+        for other in [other for other in _LOADED if other[0] != milestone.__name__]:
+            del _LOADED[other]  # milestone follows milestone, and a real model takes gigabytes
         if key not in _LOADED:
             _LOADED[key] = milestone.LLM(folder)
         return _LOADED[key]
