@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint docs serve-docs notebooks bench citations clean
+.PHONY: help demo serve test test-all lint docs serve-docs notebooks bench bench-vllm recording citations clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -70,7 +70,7 @@ bench-vllm: $(VENV)/.bench $(VLLM_VENV)/.done $(LLAMA_VENV)/.done ## All of it, 
 		--workloads decode_1 decode_8 decode_32 --out build/bench-vllm/processes.json
 	$(BIN)/python -m v0_5_bench attribute --vllm-venv $(VLLM_VENV) --out build/bench-vllm/attribution.json
 	$(BIN)/python -m v0_5_bench crosscheck --vllm-venv $(VLLM_VENV) --out build/bench-vllm/crosscheck.json
-	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression
+	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression processes steps http operators experiments roofline crosscheck
 
 recording: $(VENV)/.demo ## Record the demo of README anew: docs/img/demo.cast and demo.gif
 	$(PIP) -e '.[recording]'

@@ -8,15 +8,18 @@ busy, and would slow down whoever is measured next. Torch-free. Changes in no mi
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from common.errors import ModelError
 
+SECONDS_TO_END = 30
 LAST_LINES = 8  # of what a process said on standard error before it ended
 
 
@@ -52,7 +55,12 @@ class Child:
                 start_new_session=True,  # a group of its own, so that all of it can be stopped
             )
         except OSError as error:
+            self._stderr.close()
             raise ModelError(f"{name} cannot be started: {command[0]}: {error.strerror}.") from None
+        # Read by a thread: a process that has ended is noticed though the pipe's other end is still open somewhere.
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def ask(self, question: Any) -> Any:
         """Let it run until it has answered.
@@ -61,17 +69,32 @@ class Child:
             ModelError: it has ended; the message has the last lines that it wrote to standard error.
         """
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):  # it has ended, and so does its output
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
-        for line in self.process.stdout:
+        while (line := self._next_line()) is not None:
             if line.startswith("RESULT "):
                 self._signal(signal.SIGSTOP)
                 return json.loads(line.removeprefix("RESULT "))
         code = self.process.wait()
         raise ModelError(f"{self.name} has ended with exit code {code}:\n{self.said()}")
+
+    def _next_line(self) -> str | None:
+        """The next line of its output; `None` once it has ended. What it has started may live on and hold the pipe."""
+        while True:
+            try:
+                return self._lines.get(timeout=0.5)
+            except queue.Empty:
+                if self.process.poll() is not None:
+                    return None
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with contextlib.suppress(ValueError):  # closed under our eyes
+            for line in self.process.stdout:
+                self._lines.put(line)
+        self._lines.put(None)
 
     def said(self) -> str:
         """The last lines that it wrote to standard error."""
@@ -79,16 +102,18 @@ class Child:
         return "\n".join(self._stderr.read().strip().splitlines()[-LAST_LINES:])
 
     def close(self) -> None:
-        """End it: it reads the end of its input, and is killed if it does not go within half a minute."""
+        """End it: it reads the end of its input, and has half a minute to go; what it has started is killed."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=SECONDS_TO_END)
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
         self._stderr.close()
 
     def __enter__(self) -> Self:

@@ -12,6 +12,7 @@ against the step without the profiler (1 is all of it); `overhead`, a step with 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -48,12 +49,13 @@ def run(args: argparse.Namespace) -> None:
     from .compare import find_places
 
     check_count("repeats", args.repeats)
+    runs.make_room(args.out)
     runs.need_aiohttp()
     places = find_places(args.model, args.vllm_venv, None)
     folder = places.folder
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
     made = recipe(
-        model=folder.name.rpartition("-")[0] or folder.name,
+        model=runs.model_name(folder),
         dtype="float32",
         threads=peers.NUM_THREADS,
         repeats=args.repeats,
@@ -115,17 +117,17 @@ def measure_steps(folder: Path, repeats: int) -> dict[str, Any]:
     ):
         samples: list[dict[str, float]] = []
         for repeat in range(repeats + 1):
-            plain = seconds_of(prepare(num))  # the first of the two costs what it costs to find the prompt's blocks
-            finish(num)
-            steps = prepare(num)
-            with Profiler(engine) as profiler:
-                profiled = seconds_of(steps)
-            finish(num)
-            parts = {part: seconds * 1e3 / divisor for part, seconds in profiler.parts.items()}
-            named = sum(profiler.parts.values()) - profiler.parts["other"]
+            profiler, seconds = Profiler(engine), {}
+            for is_profiled in (False, True) if repeat % 2 else (True, False):
+                steps = prepare(num)
+                with profiler if is_profiled else contextlib.nullcontext():
+                    seconds[is_profiled] = seconds_of(steps)
+                finish(num)
             if repeat:
-                ratios = {"sum_of_step": named / plain, "overhead": profiled / plain - 1}
-                samples.append({"step_ms": plain * 1e3 / divisor} | ratios | parts)
+                parts = {part: value * 1e3 / divisor for part, value in profiler.parts.items()}
+                named = sum(profiler.parts.values()) - profiler.parts["other"]
+                ratios = {"sum_of_step": named / seconds[False], "overhead": seconds[True] / seconds[False] - 1}
+                samples.append({"step_ms": seconds[False] * 1e3 / divisor} | ratios | parts)
         table[name] = {key: spread([sample[key] for sample in samples]) for key in samples[0]}
     what = f"ms of a decode step by requests, the mean of {NUM_STEPS}; and of a prefill of 2,000 tokens in all"
     return {"what": what, "steps": table}
@@ -146,16 +148,21 @@ def measure_http(folder: Path, repeats: int) -> dict[str, Any]:
                 "prompts": [request.prompt for request in requests],
                 "output_lens": [HTTP_OUTPUT] * HTTP_STREAMS,
             }
-            profiles = {"offline": offline.ask({"do": "profile", "job": job, "profiler": PROFILER})["profile"]}
-            online.start_profile(base_url, None)
-            results = asyncio.run(run_load(Load(base_url=base_url, model=model), requests))
-            profiles["http"] = online.stop_profile(base_url, None)
-            if any(result.error for result in results):
-                raise ModelError(f"A request failed: {next(result.error for result in results if result.error)}.")
+            profiles = {}
+            for way in samples if repeat % 2 else reversed(samples):
+                if way == "offline":
+                    profiles[way] = offline.ask({"do": "profile", "job": job, "profiler": PROFILER})["profile"]
+                    continue
+                online.start_profile(base_url, None)
+                results = asyncio.run(run_load(Load(base_url=base_url, model=model), requests))
+                profiles[way] = online.stop_profile(base_url, None)
+                if any(result.error for result in results):
+                    raise ModelError(f"A request failed: {next(result.error for result in results if result.error)}.")
             if repeat:
-                for name, profile in profiles.items():
-                    loop = {"event_loop_cpu": profile["event_loop_cpu_ms"]} if name == "http" else {}
-                    samples[name].append({"step_ms": profile["ms_per_step"]} | profile["parts_ms"] | loop)
+                for way, profile in profiles.items():
+                    entry = {"num_steps": profile["num_steps"], "step_ms": profile["ms_per_step"]}
+                    loop = {"event_loop_cpu": profile["event_loop_cpu_ms"]} if way == "http" else {}
+                    samples[way].append(entry | profile["parts_ms"] | loop)
     what = f"ms of a step, the mean of all steps of {HTTP_STREAMS} requests of {HTTP_PROMPT} + {HTTP_OUTPUT} tokens"
     return {
         "what": what,

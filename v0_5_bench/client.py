@@ -150,6 +150,8 @@ async def _send(
                     result.error = "the stream ended before [DONE]"
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         result.error = f"{type(error).__name__}: {error}"
+    except (LookupError, TypeError, AttributeError) as error:
+        result.error = f"a chunk of the stream is not OpenAI's ({type(error).__name__}: {error})"
     result.end = time.perf_counter() - begin
     if result.error is None and not result.chunk_times:
         result.error = "no text came"
@@ -166,14 +168,14 @@ def _read(line: bytes, result: RequestResult, now: float) -> bool:
     if data == b"[DONE]":
         return True
     chunk = json.loads(data)
-    if "error" in chunk:
-        result.error = str(chunk["error"].get("message", chunk["error"]))[:200]
+    if error := chunk.get("error"):
+        result.error = str(error.get("message", error) if isinstance(error, dict) else error)[:200]
         return False
     usage = chunk.get("usage")
     if usage:  # of its own, or (as some servers do) on every chunk, each with the count so far
         result.num_prompt_tokens = usage["prompt_tokens"]
         result.num_output_tokens = usage["completion_tokens"]
-    for choice in chunk.get("choices", []):
+    for choice in chunk.get("choices") or []:
         text = choice.get("text") or (choice.get("delta") or {}).get("content")
         if text:  # the chunk with the role has none, and is not the first token
             result.chunk_times.append(now)

@@ -9,7 +9,7 @@ so that a machine that slows down slows down all of them.
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     check_count("repeats", args.repeats)
+    runs.make_room(args.out)
     chosen = {name: WORKLOADS[name] for name in args.workloads}
     longest = max(MIN_MODEL_LEN, *(workload.input_len + workload.output_len for workload in chosen.values()))
     places = replace(find_places(args.model, args.vllm_venv, args.llama_venv), max_model_len=longest, dtype=args.dtype)
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     }  # what is missing is said before minutes have passed
     results: dict[str, Any] = {
         "recipe": recipe(
-            model=places.folder.name.rpartition("-")[0] or places.folder.name,
+            model=runs.model_name(places.folder),
             dtype=args.dtype,
             threads=peers.NUM_THREADS,
             repeats=args.repeats,
@@ -118,9 +119,11 @@ def run(args: argparse.Namespace) -> None:
         results["engines"] = {name: engine.versions for name, engine in engines.items()}
         results["check"] = check_same(engines, places)
         print(results["check"]["what"], file=sys.stderr)
-        results["workloads"] = measure(engines, chosen, args.repeats, args.seed)
+        results["workloads"] = {}
+        for name, entry in measure(engines, chosen, args.repeats, args.seed):
+            results["workloads"][name] = entry
+            runs.write(args.out, results)
     Console().print(table(results))
-    runs.write(args.out, results)
 
 
 def find_places(model: str | None, vllm_venv: Path | None, llama_venv: Path | None) -> Places:
@@ -165,12 +168,15 @@ def check_same(engines: dict[str, peers.Engine], places: Places) -> dict[str, An
 
 def measure(
     engines: dict[str, peers.Engine], chosen: dict[str, Workload], repeats: int, seed: int
-) -> dict[str, dict[str, Any]]:
-    """Rounds of every workload; seconds of each engine, and how its tokens and its speed stand to the first one's."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rounds of one workload after the other.
+
+    Yields:
+        A workload's name, and of each engine the seconds, and how its tokens and its speed stand to the first one's.
+    """
     from tqdm import tqdm
 
     first = next(iter(engines))
-    results = {}
     with tqdm(total=len(chosen) * len(engines) * (repeats + 1), desc="Comparing", disable=None) as bar:
         for name, workload in chosen.items():
             num, length = workload.num_requests, workload.input_len
@@ -191,8 +197,7 @@ def measure(
                         seconds[engine].append(answer["seconds"])
                         pairs = zip(answer["token_ids"], answers[first]["token_ids"], strict=True)
                         same[engine] += sum(a == b for a, b in pairs)
-            results[name] = _entry(workload, seconds, same, first)
-    return results
+            yield name, _entry(workload, seconds, same, first)
 
 
 def _check_lengths(engine: str, token_ids: list[list[int]], output_lens: Sequence[int]) -> None:

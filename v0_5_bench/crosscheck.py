@@ -10,14 +10,9 @@ import argparse
 import asyncio
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
 FIGURES = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 STATISTICS = ("mean", "median", "p99")
 INPUT_LEN = 30
+SECONDS_AT_MOST = 600  # for one load of the other client
 # (requests, under way at once, tokens of each answer)
 MOCK_LOAD, OWN_LOAD = (32, 8, 50), (32, 8, 48)
 
@@ -51,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
     from common.weights import resolve
 
     check_count("repeats", args.repeats)
+    runs.make_room(args.out)
     runs.need_aiohttp()
     vllm = args.vllm_venv.absolute() / "bin" / "vllm"
     if not vllm.exists():
@@ -60,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         "recipe": recipe(repeats=args.repeats, input_len=INPUT_LEN, mock_load=MOCK_LOAD, own_load=OWN_LOAD),
         "mock_timing": {"ttft_ms": mock_server.FIRST * 1e3, "tpot_ms": mock_server.STEP * 1e3},
     }
-    with _mock() as base_url:
+    with online.started("mock_server") as base_url:
         results["mock"] = compare(base_url, vllm, folder, MOCK_LOAD, args.repeats)
     with online.server(model=str(folder)) as base_url:
         results["ours"] = compare(base_url, vllm, folder, OWN_LOAD, args.repeats)
@@ -106,13 +103,25 @@ def _harness(
     from .summary import summarise
 
     num_requests, concurrency, output_len = load
-    prompts = [tokenizer.decode(token_ids) for token_ids in random_ids(num_requests, INPUT_LEN, seed)]
-    requests = [BenchRequest(output_len, prompt=prompt) for prompt in prompts]
+    requests = [BenchRequest(output_len, prompt=text) for text in _texts(tokenizer, num_requests, seed)]
     summary = summarise(asyncio.run(run_load(Load(base_url=base_url, model=model, concurrency=concurrency), requests)))
     if summary["failed"]:
         raise ModelError(f"{base_url} failed: {summary['errors']}.")
     figures = {f"{s}_{figure}": summary[figure][s] for figure in FIGURES for s in STATISTICS}
-    return figures | {"output_tokens_per_s": summary["output_tokens_per_s"]}
+    return figures | {name: summary[name] for name in ("prompt_tokens", "output_tokens_per_s")}
+
+
+def _texts(tokenizer: "Tokenizer", num: int, seed: int) -> list[str]:
+    """Random texts of `INPUT_LEN` tokens: those of random ids have more or fewer once they are encoded again."""
+    texts = []
+    for extra in range(100):
+        for token_ids in random_ids(num, INPUT_LEN, seed=1000 * seed + extra):
+            text = tokenizer.decode(tokenizer.encode(tokenizer.decode(token_ids))[:INPUT_LEN])
+            if len(tokenizer.encode(text)) == INPUT_LEN:
+                texts.append(text)
+                if len(texts) == num:
+                    return texts
+    raise ModelError(f"No texts of {INPUT_LEN} tokens were found for this tokenizer.")
 
 
 def _vllm_bench(
@@ -141,7 +150,12 @@ def _vllm_bench(
         command = [str(vllm), "bench", "serve", "--ignore-eos", "--save-result"]
         command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=directory)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, cwd=directory, timeout=SECONDS_AT_MOST
+            )
+        except subprocess.TimeoutExpired:
+            raise ModelError(f"vllm bench serve has not ended within {SECONDS_AT_MOST} s.") from None
         file = Path(directory) / "result.json"
         if done.returncode or not file.exists():
             last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
@@ -150,25 +164,4 @@ def _vllm_bench(
     if found["completed"] != num_requests:
         raise ModelError(f"vllm bench serve completed {found['completed']} of {num_requests} requests.")
     figures = {f"{s}_{figure}": found[f"{s}_{figure}"] for figure in FIGURES for s in STATISTICS}
-    return figures | {"output_tokens_per_s": found["output_throughput"]}
-
-
-@contextmanager
-def _mock() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with subprocess.Popen([sys.executable, "-m", f"{__package__}.mock_server", "--port", str(port)]) as process:
-        try:
-            end = time.monotonic() + 60
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    if process.poll() is not None or time.monotonic() > end:
-                        raise ModelError("The mock server did not start: run its command by hand to see why.") from None
-                    time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=30)
+    return figures | {"prompt_tokens": found["total_input_tokens"], "output_tokens_per_s": found["output_throughput"]}

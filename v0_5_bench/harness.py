@@ -12,6 +12,7 @@ Every run ends as tables on the terminal and, with `--out`, as JSON with its rec
 """
 
 import argparse
+import signal
 import sys
 
 from common import cli
@@ -38,7 +39,12 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, text) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
     args = parser.parse_args(argv)
-    return cli.run(lambda: COMMANDS[args.command][0].run(args))
+    # Engines that are stopped would outlive a harness that is ended: let it leave as after Ctrl-C, and take them along.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return cli.run(lambda: COMMANDS[args.command][0].run(args))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server of known timing, to measure load generators with: `python -m v0_5_bench.mock_server --port 8000`.
+"""A server of known timing, to measure load generators with: `python -m v0_5_bench.mock_server`.
 
 It answers completions and chats of any prompt: the first token `FIRST` seconds after the request has come, each further
 one `STEP` seconds later, one a chunk, and the usage at the end. The moments are planned from the request's arrival, so
@@ -8,6 +8,7 @@ that being late once does not make everything later. Also a test's server: what 
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -59,9 +60,12 @@ def main(argv: list[str] | None = None) -> int:
     import uvicorn
 
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}.mock_server", description=__doc__)
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
     args = parser.parse_args(argv)
-    uvicorn.run(build_app(), host="127.0.0.1", port=args.port, log_level="warning", http="h11")
+    listener = socket.create_server(("127.0.0.1", args.port))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as our server's, see there
+    print(f"Listening on http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    uvicorn.Server(uvicorn.Config(build_app(), log_level="warning", http="h11")).run([listener])
     return 0
 
 

@@ -51,15 +51,15 @@ def run(args: argparse.Namespace) -> None:
             question = job(requests)
         answer = engine.ask(question)
     if args.command == "throughput":
-        counts = zip(answer["ttfts"], answer["num_prompt_tokens"], answer["token_ids"], strict=True)
+        entries = zip(answer["ttfts"], answer["ends"], answer["num_prompt_tokens"], answer["token_ids"], strict=True)
         results = [
             RequestResult(
-                end=answer["seconds"],
+                end=end,
                 chunk_times=[ttft],
                 num_prompt_tokens=num_prompt_tokens,
                 num_output_tokens=len(token_ids),
             )
-            for ttft, num_prompt_tokens, token_ids in counts
+            for ttft, end, num_prompt_tokens, token_ids in entries
         ]
     else:
         results = [RequestResult(planned=entry["start"], **entry) for entry in answer["results"]]

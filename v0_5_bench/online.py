@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from common.errors import ModelError
 from common.units import check_count
@@ -23,7 +25,9 @@ from . import runs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `serve`."""
     parser.add_argument("--base-url", help="such as http://127.0.0.1:8000 (default: start this milestone's server)")
-    parser.add_argument("--model", help="its name in the API (default: the first one that the server lists)")
+    parser.add_argument(
+        "--model", help="its name in the API (default: the first one it lists); of ours, what its --model takes"
+    )
     parser.add_argument("--api-key")
     parser.add_argument("--concurrency", type=int, help="requests under way at any time (default: all at once)")
     parser.add_argument("--request-rate", type=float, help="requests a second, at random moments, instead")
@@ -44,10 +48,11 @@ def run(args: argparse.Namespace) -> None:
         check_count("concurrency", args.concurrency)
     requests, warmup = runs.requests_of(args)
     made, profile = runs.recipe_of(args), None
-    with server(args.base_url) as base_url:
+    named = args.model if args.base_url is not None else None
+    with server(args.base_url, args.model) as base_url:
         load = Load(
             base_url=base_url,
-            model=args.model or first_model(base_url, args.api_key),
+            model=named or first_model(base_url, args.api_key),
             concurrency=args.concurrency,
             request_rate=args.request_rate,
             seed=args.seed,
@@ -100,18 +105,38 @@ def server(base_url: str | None = None, model: str | None = None) -> Iterator[st
     if base_url is not None:
         yield base_url.rstrip("/")
         return
-    command = [sys.executable, "-m", f"{__package__}.server", "--port", "0", "--log-level", "warning", "--profile"]
-    command += [] if model is None else ["--model", model]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    flags = ["--port", "0", "--log-level", "warning", "--profile"] + ([] if model is None else ["--model", model])
+    with started("server", *flags) as address:
+        yield address
+
+
+@contextmanager
+def started(module: str, *flags: str) -> Iterator[str]:
+    """The address of a server of this package, from where it says that it listens to the end of the block.
+
+    Raises:
+        ModelError: it ended before; the message has what it said.
+    """
+    command = [sys.executable, "-m", f"{__package__}.{module}", *flags]
+    # Into a file: a pipe that nobody reads would stop a server that has much to say.
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stderr=said) as process:
         try:
-            assert process.stderr is not None
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if found := re.match(r"Listening on (http://\S+)", line):
-                    yield found[1]
-                    return
-            raise ModelError(f"The server did not start: {''.join(said).strip()}")
+            yield _listening(process, said)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _listening(process: "subprocess.Popen[bytes]", said: TextIO) -> str:
+    while True:
+        has_ended = process.poll() is not None
+        said.seek(0)
+        text = said.read()
+        if found := re.search(r"Listening on (http://\S+)", text):
+            return found[1]
+        if has_ended:
+            raise ModelError(f"The server did not start: {text.strip()}")
+        time.sleep(0.05)

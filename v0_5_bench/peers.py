@@ -85,13 +85,18 @@ def ours(package: str, **arguments: Any) -> Start:
     """How a milestone is started.
 
     Args:
-        package: its name, or any that has an `LLM` like ours.
+        package: its name, the short one of `MILESTONES`, or any package that has an `LLM` like ours.
         arguments: of its `LLM`.
 
     Raises:
         ModelError: there is no such package.
     """
-    if importlib.util.find_spec(package) is None:
+    package = MILESTONES.get(package, package)
+    try:
+        is_there = importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        is_there = False
+    if not is_there:
         raise ModelError(f"There is no engine {package}: choose from {', '.join(PEERS)}.")
     return Start("llm", {"package": package, "arguments": arguments})
 
@@ -125,7 +130,7 @@ def describe(name: str, places: Places, **arguments: Any) -> Start:
         if arguments:
             start.arguments["arguments"] |= arguments
         return start
-    return ours(MILESTONES.get(name, name), **(_llm_arguments(places) | arguments))
+    return ours(name, **(_llm_arguments(places) | arguments))
 
 
 def _llm_arguments(places: Places) -> dict[str, Any]:

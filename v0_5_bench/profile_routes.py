@@ -2,7 +2,8 @@
 
 The second one answers with the parts of the steps since the first (`profiler.py`), and with the processor time that the
 event loop took meanwhile: it runs beside the engine's thread, so that its time is in the steps only as far as the two
-wait for each other. The clocks are put in and taken out by the engine's thread, between two steps.
+wait for each other. The clocks are put in and taken out by the engine's thread, between two steps. As vLLM's, the two
+need no key: whoever asks for `--profile` measures.
 """
 
 import asyncio
@@ -26,14 +27,21 @@ def install(app: "FastAPI", engine: "LLMEngine") -> None:
     running: list[tuple[Profiler, float]] = []
 
     async def between_steps(command: Callable[[], object]) -> None:
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        """Have the engine's thread do this; what it raises is raised here, and that thread goes on."""
+        app.state.engine.check_serving()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
 
         def call() -> None:
-            command()
-            loop.call_soon_threadsafe(done.set)
+            try:
+                command()
+            except Exception as error:
+                loop.call_soon_threadsafe(done.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(done.set_result, None)
 
         app.state.engine.call_soon(call)
-        await done.wait()
+        await done
 
     @app.post("/start_profile", include_in_schema=False)
     async def start_profile() -> Response:
@@ -42,7 +50,11 @@ def install(app: "FastAPI", engine: "LLMEngine") -> None:
             return error_response(400, "A profile is running already: POST /stop_profile ends it.")
         profiler = Profiler(engine)
         running.append((profiler, time.thread_time()))
-        await between_steps(profiler.__enter__)
+        try:
+            await between_steps(profiler.__enter__)
+        except Exception:
+            running.clear()
+            raise
         return JSONResponse({"status": "ok"})
 
     @app.post("/stop_profile", include_in_schema=False)

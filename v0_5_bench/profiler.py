@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from common import llama
+from common.errors import ModelError
 
 if TYPE_CHECKING:
     from .engine import LLMEngine
@@ -36,12 +38,17 @@ class Profiler:
     Args:
         engine: `LLMEngine` of v0.3 or a later milestone.
         trace_file: where to write a trace of some steps; the clocks then take PyTorch's profiler into account, too.
+
+    Raises:
+        ModelError: there is no folder for the trace.
     """
 
     def __init__(self, engine: "LLMEngine", *, trace_file: str | None = None) -> None:
+        if trace_file is not None and not Path(trace_file).absolute().parent.is_dir():
+            raise ModelError(f"There is no folder for the trace: {trace_file}.")
         self.engine, self.trace_file = engine, trace_file
         self.parts = dict.fromkeys(PARTS, 0.0)  # seconds
-        self.num_steps = self.num_tokens = 0
+        self.num_steps = self.num_outputs = 0
         self._inner: list[float] = []  # for each call under way, the seconds of the parts that it has called
         self._left: float | None = None  # when the last step ended, if another has to follow
         self._undo = ExitStack()
@@ -50,19 +57,22 @@ class Profiler:
     def __enter__(self) -> "Profiler":
         engine = self.engine
         runner = engine.model_runner
-        self._replace(engine, "step", lambda step: lambda: self._step(step))
-        for owner, name, part in (
-            (engine.scheduler, "schedule", SCHEDULING),
-            (engine.scheduler, "update", SCHEDULING),
-            (runner, "run", INPUTS),
-            (runner.kv_cache, "begin_step", INPUTS),
-            (engine.model, "forward", ELEMENTWISE),
-            (llama, "linear", LINEAR),
-            (runner.kv_cache, "attend", ATTENTION),
-            (sys.modules[type(runner).__module__], "sample", SAMPLING),
-            (engine.output_processor, "process", TEXT),
-        ):
-            self._replace(owner, name, partial(self._timed, part))
+        with self._undo:  # if one of them is not there, the others are put back
+            self._replace(engine, "step", lambda step: lambda: self._step(step))
+            self._replace(engine, "abort_request", self._aborting)
+            for owner, name, part in (
+                (engine.scheduler, "schedule", SCHEDULING),
+                (engine.scheduler, "update", SCHEDULING),
+                (runner, "run", INPUTS),
+                (runner.kv_cache, "begin_step", INPUTS),
+                (engine.model, "forward", ELEMENTWISE),
+                (llama, "linear", LINEAR),
+                (runner.kv_cache, "attend", ATTENTION),
+                (sys.modules[type(runner).__module__], "sample", SAMPLING),
+                (engine.output_processor, "process", TEXT),
+            ):
+                self._replace(owner, name, partial(self._timed, part))
+            self._undo = self._undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,11 +80,11 @@ class Profiler:
         self._end_trace()
 
     def summary(self) -> dict[str, Any]:
-        """Milliseconds a step of each part and of all together, and how many steps and tokens there were."""
+        """Milliseconds a step of each part and of all together, and how many steps and outputs there were."""
         num = max(self.num_steps, 1)
         return {
             "num_steps": self.num_steps,
-            "tokens_per_step": self.num_tokens / num,
+            "outputs_per_step": self.num_outputs / num,
             "ms_per_step": sum(self.parts.values()) * 1e3 / num,
             "parts_ms": {part: seconds * 1e3 / num for part, seconds in self.parts.items()},
         }
@@ -110,16 +120,28 @@ class Profiler:
             return step()  # there is nothing to do, as when a server's engine has only been woken
         if self._left is not None:
             self.parts[BETWEEN] += time.perf_counter() - self._left
-        if self.trace_file is not None and self.num_steps == TRACE_FROM:
+            self._left = None  # also if this step fails: its seconds are in its parts
+        if self.trace_file is not None and self._trace is None and self.num_steps == TRACE_FROM:
             self._trace = torch.profiler.profile()
             self._trace.__enter__()
         outputs = self._timed(OTHER, step)()
         self.num_steps += 1
-        self.num_tokens += len(outputs)
+        self.num_outputs += len(outputs)
         if self.num_steps == TRACE_FROM + TRACE_STEPS:
             self._end_trace()
-        self._left = time.perf_counter() if self.engine.has_unfinished_requests() else None
+        self._wait_for_next()
         return outputs
+
+    def _aborting(self, abort: Callable[[str], None]) -> Callable[[str], None]:
+        def call(request_id: str) -> None:
+            abort(request_id)
+            if not self.engine.has_unfinished_requests():
+                self._left = None  # from here on nobody waits for a step
+
+        return call
+
+    def _wait_for_next(self) -> None:
+        self._left = time.perf_counter() if self.engine.has_unfinished_requests() else None
 
     def _end_trace(self) -> None:
         if self._trace is not None:

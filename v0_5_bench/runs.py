@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 def requests_of(args: argparse.Namespace) -> tuple[list[BenchRequest], list[BenchRequest]]:
     """The requests to measure, and those that warm up; raises `ModelError` or `RequestError` for wrong flags."""
     check_count("num_requests", args.num_requests)
+    make_room(args.out)
     if args.warmup < 0:
         raise ModelError(f"warmup must be at least 0, got {args.warmup}.")
     return _requests(args, args.num_requests, args.seed), _requests(args, args.warmup, args.seed + 1)
@@ -84,13 +86,34 @@ def finish(
         entries |= {} if profile is None else {"profile": profile}
         entries["samples"] = [dataclasses.asdict(result) for result in results]
         write(args.out, entries)
+    if not summary["completed"]:
+        raise ModelError(f"None of {summary['failed']} requests was answered: the reasons are above.")
 
 
 def write(file: Path, results: dict[str, Any]) -> None:
     """A results file, and the word that it is there."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=1) + "\n")
+    # Whole or not at all: what stood there before may be an hour's work.
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(file)
     print(f"written to {file}", file=sys.stderr)
+
+
+def make_room(file: Path | None) -> None:
+    """Raise a `ModelError` for a results file that could not be written, before anything is measured."""
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.with_name(f"{file.name}.partial").touch()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be written: {error.strerror}.") from None
+    file.with_name(f"{file.name}.partial").unlink()
+
+
+def model_name(folder: Path) -> str:
+    """What a model's folder is called; a converted one without the digest at its end."""
+    return re.sub(r"-[0-9a-f]{12}$", "", folder.name)
 
 
 def profile_table(profile: dict[str, Any]) -> "Table":
@@ -100,7 +123,7 @@ def profile_table(profile: dict[str, Any]) -> "Table":
 
     total = profile["ms_per_step"]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column(f"{profile['num_steps']} steps of {profile['tokens_per_step']:.1f} answers")
+    shown.add_column(f"{profile['num_steps']} steps of {profile['outputs_per_step']:.1f} outputs")
     shown.add_column("ms a step", justify="right")
     shown.add_column("share", justify="right")
     for part, value in sorted(profile["parts_ms"].items(), key=lambda item: -item[1]):

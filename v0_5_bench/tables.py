@@ -76,8 +76,7 @@ def recipe(results: Results) -> str:
     """How the comparison was made, in a sentence."""
     made = results["comparison"]["recipe"]
     machine, settings = made["machine"], made["settings"]
-    cpu, _, vectors = machine["cpu"].rpartition(" ")
-    where = f"{cpu} ({vectors}), {machine['cores']} cores, {machine['memory_gib']} GiB"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     command = made["command"].replace(".__main__", "")
     weights = next((name for name in results["comparison"]["weights"] if name.endswith(".gguf")), settings["model"])
     return (
@@ -88,7 +87,7 @@ def recipe(results: Results) -> str:
 
 
 def first_brief(results: Results) -> str:
-    """The four figures that a reader asks for first, and where each difference comes from."""
+    """The figures that a reader asks for first, and what was measured about where each difference comes from."""
     found, attribution = results["comparison"], results["attribution"]
     loads = found["workloads"]
     pools = found["occupancy"]["engines"]
@@ -102,11 +101,20 @@ def first_brief(results: Results) -> str:
         ratio = entry["ratio"]["vllm"]
         return [title, ours, theirs, f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})", source]
 
-    one, many, prefill = (_classes(attribution, name) for name in ("1", "32", "prefill_2000"))
+    def in_one_process(workload: str) -> str:
+        ratios = results["processes"]["workloads"][workload]["ratio"]
+        two, one = ratios["vllm"]["median"], ratios["vllm-in-process"]["median"]
+        return f"in another run {two:.2f}, and {one:.2f} once vLLM's engine is in one process"
+
     rows = [
-        row("one request, throughput", "decode_1", "tok/s", f"a step of vLLM is {one}"),
-        row("32 at once, throughput", "decode_32", "tok/s", f"a step of vLLM is {many}"),
-        row("TTFT of a prompt of 4,000 tokens", "prefill_4000", "s", f"a prefill of 2,000 in vLLM is {prefill}"),
+        row("one request, throughput", "decode_1", "tok/s", in_one_process("decode_1")),
+        row("32 at once, throughput", "decode_32", "tok/s", in_one_process("decode_32")),
+        row(
+            "TTFT of a prompt of 4,000 tokens",
+            "prefill_4000",
+            "s",
+            f"of a prefill of 2,000: {_classes(attribution, 'prefill_2000')}",
+        ),
     ]
     sizes = [pools[name]["block_size"] for name in ("v0_5", "vllm", "vllm_default_block")]
     for title, key, source in (
@@ -154,21 +162,19 @@ def steps(results: Results) -> str:
 def http(results: Results) -> str:
     """The parts of a step offline and over HTTP."""
     found = results["attribution"]["http"]["steps"]
-    parts = [part for part in found["offline"] if part != "step_ms"]
-    rows = [
-        [part, *(f"{found[way][part]['median']:.2f}" for way in ("offline", "http")), _difference(found, part)]
-        for part in parts
-    ]
-    rows.append(
-        [
-            "**together**",
-            *(f"**{found[way]['step_ms']['median']:.2f}**" for way in ("offline", "http")),
-            f"**{_difference(found, 'step_ms')}**",
-        ]
-    )
-    loop = found["http"]["event_loop_cpu"]["median"]
-    rows.append(["beside it: the event loop's processor time", "", f"{loop:.2f}", ""])
-    return markdown(["ms a step", "`LLM.generate`", "32 streams over HTTP", "difference"], rows)
+
+    def cell(way: str, key: str, digits: int = 2) -> str:
+        if key not in found[way]:
+            return ""
+        value = found[way][key]
+        return f"{value['median']:.{digits}f} ({value['min']:.{digits}f} to {value['max']:.{digits}f})"
+
+    parts = [part for part in found["offline"] if part not in ("step_ms", "num_steps")]
+    rows = [[part, cell("offline", part), cell("http", part)] for part in parts]
+    rows.append(["**together**", *(f"**{cell(way, 'step_ms')}**" for way in found)])
+    rows.append(["steps", cell("offline", "num_steps", 0), cell("http", "num_steps", 0)])
+    rows.append(["beside it: the event loop's processor time", "", cell("http", "event_loop_cpu")])
+    return markdown(["ms a step", "`LLM.generate`", "32 streams over HTTP"], rows)
 
 
 def operators(results: Results) -> str:
@@ -225,7 +231,8 @@ def crosscheck(results: Results) -> str:
             for client in ("harness", "vllm_bench_serve"):
                 value = found[server][client][key]
                 cells.append(f"{value['median']:,.1f} ({value['min']:,.1f} to {value['max']:,.1f})")
-            cells.append(f"{found[server]['ratio'][key]['median']:.3f}")
+            ratio = found[server]["ratio"][key]
+            cells.append(f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})")
         rows.append([key.replace("_", " "), *cells])
     header = ["", *(f"{s}: {c}" for s in ("mock", "our server") for c in ("harness", "`vllm bench serve`", "ratio"))]
     return markdown(header, rows)
@@ -271,17 +278,11 @@ def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
     return markdown(["", *(WORKLOADS[name] for name in found["workloads"])], rows)
 
 
-def _difference(found: dict[str, Any], part: str) -> str:
-    if part not in found["offline"]:
-        return ""
-    return f"{found['http'][part]['median'] - found['offline'][part]['median']:+.2f}"
-
-
 def _classes(attribution: dict[str, Any], name: str) -> str:
-    """Ours beside theirs, by class: `linear 12 ms to our 11, ...`."""
+    """Ours beside theirs, by class: `linear layers 890 ms to their 880, ...`."""
     engines = attribution["operators"]["engines"]
     ours, theirs = (engines[who][name]["ms"] for who in ("v0_5", "vllm-in-process"))
-    return ", ".join(f"{part} {theirs[part]['median']:,.1f} ms to our {ours[part]['median']:,.1f}" for part in ours)
+    return ", ".join(f"{part} {ours[part]['median']:,.0f} ms to their {theirs[part]['median']:,.0f}" for part in ours)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {

@@ -89,6 +89,8 @@ def from_file(path: Path, default_output_len: int) -> list[BenchRequest]:
             entry = json.loads(line)
             if ("prompt" in entry) == ("messages" in entry):
                 raise ValueError("it needs a prompt or messages, one of the two")
+            if not (entry.get("prompt") or entry.get("messages")):
+                raise ValueError("its prompt is empty")
             requests.append(
                 BenchRequest(
                     int(entry.get("max_tokens", default_output_len)),

@@ -63,3 +63,15 @@ def test_the_environment_and_the_folder_are_the_childs(tmp_path):
     code = "import os, json; input(); print('RESULT ' + json.dumps([os.environ['GREETING'], os.getcwd()]))"
     with Child("env", [sys.executable, "-c", code], environment={"GREETING": "hello"}, cwd=tmp_path) as child:
         assert child.ask(None) == ["hello", str(tmp_path)]
+
+
+def test_a_child_that_has_ended_is_noticed_though_what_it_started_holds_its_output():
+    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(3)"
+    with Child("core", [sys.executable, "-c", code]) as child:
+        with pytest.raises(ModelError, match="core has ended with exit code 3"):
+            child.ask(1)
+        grandchild = int(child.said())
+    end = time.monotonic() + 20
+    while Path(f"/proc/{grandchild}").exists() and state(grandchild) != "Z" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{grandchild}").exists() or state(grandchild) == "Z"

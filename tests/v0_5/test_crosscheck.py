@@ -17,7 +17,7 @@ FAKE_VLLM = """#!{python}
 import json, sys
 flags = dict(zip(sys.argv[1:], sys.argv[2:]))
 assert sys.argv[1:3] == ["bench", "serve"] and "--ignore-eos" in sys.argv
-result = {{"completed": int(flags["--num-prompts"]) - {failed}, "output_throughput": 100.0}}
+result = {{"completed": int(flags["--num-prompts"]) - {failed}, "output_throughput": 100.0, "total_input_tokens": 60}}
 for figure in ("ttft", "tpot", "itl", "e2el"):
     for statistic in ("mean", "median", "p99"):
         result[f"{{statistic}}_{{figure}}_ms"] = 200.0
@@ -27,7 +27,7 @@ open(flags["--result-dir"] + "/" + flags["--result-filename"], "w").write(json.d
 
 def test_the_mock_server_sends_what_it_plans_never_early():
     load = (6, 3, 5)
-    with crosscheck._mock() as url:
+    with online.started("mock_server") as url:
         assert online.first_model(url, None) == "mock"
         requests = random_prompts(load[0], (7, 7), (load[2],) * 2, seed=0)
         results = asyncio.run(run_load(Load(base_url=url, model="mock", concurrency=load[1]), requests))
@@ -57,6 +57,7 @@ def test_both_clients_load_both_servers_and_the_ratios_are_within_a_round(tiny, 
     assert harness.main(["crosscheck", *map(str, flags)]) == 0, capsys.readouterr().err
     found = json.loads(out.read_text())
     assert found["mock_timing"] == {"ttft_ms": 200.0, "tpot_ms": 10.0}
+    assert found["ours"]["harness"]["prompt_tokens"]["median"] == 2 * crosscheck.INPUT_LEN
     for server in ("mock", "ours"):
         assert found[server]["vllm_bench_serve"]["mean_ttft_ms"]["median"] == 200.0
         ours, ratio = (found[server][key]["mean_ttft_ms"] for key in ("harness", "ratio"))

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import ModelError
 from v0_5_bench import compare, harness, peers
-from v0_5_bench.engines import OPERATOR_CLASSES, OUTSIDE, REST
+from v0_5_bench.engines import OPERATOR_CLASSES, OUTSIDE, REST, operator_class
 from v0_5_bench.peers import Places
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [40]]
@@ -48,7 +48,7 @@ def test_a_profile_comes_with_the_answer_and_its_parts_are_those_of_the_steps(pl
     assert answer["token_ids"] == again["token_ids"] == [tiny.tokens(prompt, 6) for prompt in PROMPTS]
     profile = answer["profile"]
     assert profile["num_steps"] == 6
-    assert profile["tokens_per_step"] == 3
+    assert profile["outputs_per_step"] == 3
     assert profile["ms_per_step"] == pytest.approx(sum(profile["parts_ms"].values()))
 
 
@@ -100,6 +100,41 @@ def test_llama_cpp_is_compared_in_float32_alone(tiny, tmp_path):
         peers.describe("llama.cpp", Places(tiny.folder, llama_venv=tmp_path, dtype="bfloat16"))
 
 
+def test_vllm_is_asked_for_the_same_weights_without_its_prefix_cache(tiny, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    start = peers.describe("vllm", Places(tiny.folder, vllm_venv=tmp_path, max_model_len=64))
+    assert start.python == str(tmp_path / "bin" / "python")
+    assert start.arguments["arguments"] == {
+        "model": str(tiny.folder),
+        "dtype": "float32",
+        "max_model_len": 64,
+        "enable_prefix_caching": False,
+    }
+    assert start.environment["HF_HUB_OFFLINE"] == "1"
+    alone = peers.describe("vllm-in-process", Places(tiny.folder, vllm_venv=tmp_path))
+    assert alone.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mkldnn::_linear_pointwise", "linear layers"),
+        ("_C::onednn_mm", "linear layers"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention and its memory"),
+        ("_C::cpu_attention_with_kv_cache", "attention and its memory"),
+        ("vllm::unified_attention_with_output", "attention and its memory"),
+        ("vllm::unified_kv_cache_update", "attention and its memory"),
+        ("aten::index_select", "attention and its memory"),
+        ("aten::mul", REST),
+        ("## Call CompiledFxGraph None ##", REST),
+        (OUTSIDE, OUTSIDE),
+    ],
+)
+def test_an_operator_belongs_to_what_it_is_for_in_either_engine(name, expected):
+    assert operator_class(name) == expected
+
+
 def test_a_venv_without_python_is_no_venv(tiny, tmp_path):
     with pytest.raises(ModelError, match="has no bin/python"):
         peers.describe("vllm", Places(tiny.folder, vllm_venv=tmp_path))
@@ -131,14 +166,15 @@ WORKLOAD = {"decode_8": compare.Workload(2, 5, 4)}
 
 
 def test_ben_6_all_engines_get_the_same_new_prompts_and_the_first_round_is_left_out():
-    a, b = Scripted([9.0, 1.0, 2.0]), Scripted([9.0, 2.0, 3.0])
-    results = compare.measure({"a": a, "b": b}, WORKLOAD, 2, seed=0)["decode_8"]
+    a, b = Scripted([9.0, 2.0, 1.0]), Scripted([9.0, 2.0, 3.0])
+    [(name, results)] = compare.measure({"a": a, "b": b}, WORKLOAD, 2, seed=0)
+    assert name == "decode_8"
     assert [job["prompts"] for job in a.jobs] == [job["prompts"] for job in b.jobs]
     prompts = [tuple(prompt) for job in a.jobs for prompt in job["prompts"]]
     assert len(set(prompts)) == len(prompts) == 6  # nothing can come from a cache of prefixes
-    assert results["samples_seconds"] == {"a": [1.0, 2.0], "b": [2.0, 3.0]}
+    assert results["samples_seconds"] == {"a": [2.0, 1.0], "b": [2.0, 3.0]}
     assert results["tokens_per_s"]["a"] == {"median": 6.0, "min": 4.0, "max": 8.0}
-    assert results["ratio"]["b"] == {"median": 1.75, "min": 1.5, "max": 2.0}
+    assert results["ratio"]["b"] == {"median": 2.0, "min": 1.0, "max": 3.0}  # within each round
     assert results["same_answers"] == {"a": "4 of 4", "b": "4 of 4"}
 
 
@@ -150,14 +186,14 @@ def test_ben_6_the_order_of_the_engines_alternates():
             order.append(self.offset)
             return super().ask(job)
 
-    compare.measure({"a": Noting([1.0] * 4, 0), "b": Noting([1.0] * 4, 1)}, WORKLOAD, 3, seed=0)
+    list(compare.measure({"a": Noting([1.0] * 4, 0), "b": Noting([1.0] * 4, 1)}, WORKLOAD, 3, seed=0))
     assert order == [1, 0, 0, 1, 1, 0, 0, 1]
 
 
 def test_ben_6_a_shorter_answer_ends_the_comparison():
     engines = {"a": Scripted([1.0]), "b": Scripted([1.0], extra=-1)}
     with pytest.raises(ModelError, match=r"b answered \[3, 3\] tokens where \[4, 4\] were asked for"):
-        compare.measure(engines, WORKLOAD, 1, seed=0)
+        list(compare.measure(engines, WORKLOAD, 1, seed=0))
 
 
 def test_ben_6_an_engine_with_other_tokens_is_not_compared(tiny):
@@ -181,6 +217,7 @@ def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_p
     found = json.loads(out.read_text())
     assert found["recipe"]["settings"]["repeats"] == 2
     assert list(found["engines"]) == ["v0_5", "transformers", "v0_1"]
+    assert len(found["check"]["token_ids"]) == len(compare.CHECK_TEXTS)  # looked at before anything was timed
     assert found["weights"]["model.safetensors"].startswith("sha256 ")
     assert {len(samples) for samples in found["workloads"]["decode_8"]["samples_seconds"].values()} == {2}
     assert found["workloads"]["decode_8"]["same_answers"] == dict.fromkeys(found["engines"], "6 of 6")
@@ -195,7 +232,9 @@ def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_p
     [
         (["--engines", "v0_5", "v0_5"], "the same one is named twice"),
         (["--engines", "nobody"], "There is no engine nobody"),
+        (["--engines", "foo.bar"], "There is no engine foo.bar"),
         (["--repeats", "0"], "repeats must be at least 1"),
+        (["--out", "/proc/no/comparison.json"], "/proc/no/comparison.json cannot be written"),
         (["--vllm-venv", "/nowhere"], "has no bin/python"),
     ],
 )

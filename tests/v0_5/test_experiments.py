@@ -22,13 +22,16 @@ def all_experiments(tiny):
     return Experiments(tiny.folder, repeats=1)
 
 
-@pytest.mark.parametrize("name", ["batching", "static_batching", "token_budget", "mixed_step", "packed_matrices"])
+@pytest.mark.parametrize(
+    "name", ["batching", "static_batching", "paging", "block_size", "token_budget", "mixed_step", "packed_matrices"]
+)
 def test_an_experiment_measures_each_of_its_ways(all_experiments, name):
     result = all_experiments.all()[name]()
     assert len(result["ways"]) >= 2
     keys = [set(measured) for measured in result["ways"].values()]
     assert all(key == keys[0] for key in keys)
-    assert all(value["median"] > 0 for measured in result["ways"].values() for value in measured.values())
+    rates = [value["median"] for way in result["ways"].values() for key, value in way.items() if key != "mean_ttft_s"]
+    assert min(rates) > 0
 
 
 def test_separate_passes_give_the_tokens_of_one_mixed_pass(tiny):

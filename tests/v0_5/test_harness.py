@@ -72,6 +72,7 @@ def test_offline_runs_load_a_milestone_by_its_name(call, tiny, tmp_path, command
         (["serve", "--num-requests", 0], "num_requests must be at least 1"),
         (["serve", "--input-len", "x"], "input_len must be a number of tokens"),
         (["serve", "--workload", "file"], "needs --file"),
+        (["throughput", "--engine", "foo.bar", "--num-requests", 1], "There is no engine foo.bar"),
         (["throughput", "--engine", "v0_9_nothing", "--num-requests", 1], "There is no engine v0_9_nothing"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from common import llama
+from common.errors import ModelError
 from common.sampling_params import SamplingParams
 from tests.kit.server import running
 from v0_5_bench import LLM, harness, model_runner, online, profile_routes, profiler
@@ -36,7 +37,7 @@ def test_every_part_of_a_step_has_its_time_and_together_they_are_all_of_it(llm, 
     # Each look at this clock lets a second pass, so that what is in no part would be seen: two looks a step are.
     assert end - begin - 1 - 2 * 6 <= sum(profile.parts.values()) <= end - begin
     assert all(profile.parts[part] > 0 for part in PARTS)
-    assert (profile.num_steps, profile.num_tokens) == (6, 18)
+    assert (profile.num_steps, profile.num_outputs) == (6, 18)
 
 
 def test_a_part_does_not_count_what_it_calls(llm, monkeypatch):
@@ -79,7 +80,33 @@ def test_a_step_that_fails_leaves_the_profiler_in_order(llm, monkeypatch):
             with pytest.raises(RuntimeError, match="no"):
                 tokens(llm)
         assert profile._inner == []
+        assert profile._left is None  # its seconds are in its parts, and not between two steps as well
         assert len(tokens(llm)) == 3
+
+
+def test_the_time_after_the_last_request_was_aborted_is_nobodys(llm, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now[0])
+    with Profiler(llm.engine) as profile:
+        llm.engine.add_request("0", [5, 6], GREEDY)
+        llm.engine.step()
+        llm.engine.abort_request("0")
+        now[0] += 100.0
+        tokens(llm)
+    assert sum(profile.parts.values()) == 0.0
+
+
+def test_a_trace_needs_a_folder(llm, tmp_path):
+    with pytest.raises(ModelError, match="There is no folder for the trace"):
+        Profiler(llm.engine, trace_file=str(tmp_path / "nowhere" / "trace.json"))
+
+
+def test_a_profiler_that_cannot_be_entered_leaves_nothing_behind(llm, monkeypatch):
+    monkeypatch.delattr(type(llm.engine.output_processor), "process")
+    with pytest.raises(AttributeError):
+        Profiler(llm.engine).__enter__()
+    assert "step" not in vars(llm.engine)
+    assert llama.linear.__name__ == "linear"
 
 
 def test_a_trace_names_the_parts_of_some_steps(llm, tmp_path):
@@ -93,7 +120,7 @@ def test_a_trace_names_the_parts_of_some_steps(llm, tmp_path):
     assert {"attention", "linear layers", "sampling", "detokenising"} <= set(names)
 
 
-def test_a_server_profiles_between_two_requests_and_refuses_what_makes_no_sense(milestone, tiny):
+def test_a_server_profiles_between_two_requests_and_refuses_what_makes_no_sense(milestone, tiny, monkeypatch):
     with running(milestone, tiny.folder) as server:
         profile_routes.install(server.app, server.engine)
         assert server.http.post("/stop_profile").status_code == 400
@@ -104,6 +131,10 @@ def test_a_server_profiles_between_two_requests_and_refuses_what_makes_no_sense(
         body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         assert server.http.post("/v1/completions", json=body).status_code == 200
         profile = online.stop_profile(server.url, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(Profiler, "__enter__", lambda _: 1 / 0)
+            assert server.http.post("/start_profile").status_code == 500
+        assert server.http.post("/v1/completions", json=body).status_code == 200  # the engine goes on
     assert profile["num_steps"] == 4
     assert set(profile["parts_ms"]) == set(PARTS)
     assert profile["event_loop_cpu_ms"] > 0
@@ -116,7 +147,7 @@ def test_throughput_prints_where_the_time_went(tiny, tmp_path, capsys):
     flags += ["--model", tiny.folder, "--profile", "--trace-file", trace, "--out", out]
     assert harness.main(["throughput", *map(str, flags)]) == 0
     text = capsys.readouterr().out
-    assert "12 steps of 1.0 answers" in text
+    assert "12 steps of 1.0 outputs" in text
     assert "linear layers" in text
     assert json.loads(out.read_text())["profile"]["num_steps"] == 12
     assert trace.exists()

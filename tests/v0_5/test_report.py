@@ -110,6 +110,31 @@ def test_a_table_is_put_between_its_comments_and_nothing_else_changes():
     assert report.update(new, found) == new
 
 
+def spread_of(median):
+    return {"median": median, "min": median - 0.1, "max": median + 0.1}
+
+
+def test_a_ratio_stands_beside_the_other_engine_and_above_1_is_ours():
+    entry = {
+        "tokens_per_s": {"v0_5": spread_of(20.0), "other": spread_of(10.0)},
+        "ratio": {"v0_5": spread_of(1.0), "other": spread_of(2.0)},
+    }
+    found = {"comparison": {"engines": {"v0_5": {}, "other": {}}, "workloads": {"decode_8": entry}}}
+    ours, theirs = tables.render("comparison", found).split("\n")[2:]
+    assert ours == "| mini-vLLM v0.5 | 20&nbsp;tok/s |"
+    assert theirs == "| other | 10&nbsp;tok/s<br>×2.00 (1.90&nbsp;to&nbsp;2.10) |"
+
+
+def test_the_parts_of_a_step_come_with_what_they_add_up_to():
+    step = {"step_ms": spread_of(10.0), "sum_of_step": spread_of(0.98), "overhead": spread_of(0.01)}
+    step |= {"linear layers": spread_of(7.0)}
+    found = {"attribution": {"steps": {"steps": dict.fromkeys(("1", "8", "32", "prefill_2000"), step)}}}
+    rows = tables.render("steps", found).split("\n")
+    assert rows[2] == "| linear layers | 7.00 | 7.00 | 7.00 | 7.00 |"
+    assert rows[4].startswith("| named parts, of that | 98.0% (88.0% to 108.0%) |")
+    assert rows[5].startswith("| what the profiler adds | +1.0% (-9.0% to +11.0%) |")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
