@@ -174,6 +174,9 @@ def test_ben_2_a_chunk_with_the_role_is_not_the_first_token():
         (Mock(stream({"choices": [], "usage": USAGE}, "[DONE]")), "no text came"),
         (Mock(stream(text("a"), "[DONE]")), "the server did not say how many tokens it generated (usage)"),
         (Mock(b"data: {broken\n\n"), "JSONDecodeError"),
+        (Mock(stream(text("a"), {"error": "boom"}, "[DONE]")), "boom"),
+        (Mock(b"data: null\n\n"), "a chunk of the stream is not OpenAI's"),
+        (Mock(stream(text("a"), {"usage": {"total_tokens": 3}})), "a chunk of the stream is not OpenAI's"),
     ],
 )
 def test_an_answer_that_is_no_whole_answer_is_a_failure_with_its_reason(mock, error):
