@@ -16,7 +16,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from common.errors import ModelError
 from common.recipe import recipe, spread
 from common.units import check_count
 
-from . import online, peers, runs
+from . import online, peers, runs, tables
 from .workloads import random_ids, random_prompts
 
 PROFILER = f"{__package__}.profiler"
@@ -47,11 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, print, write the file."""
     from .compare import find_places
+    from .experiments import Experiments
 
     check_count("repeats", args.repeats)
     runs.make_room(args.out)
     runs.need_aiohttp()
+    names = args.experiments or Experiments.NAMES
+    if unknown := set(names) - set(Experiments.NAMES):
+        wrong = ", ".join(sorted(unknown))
+        raise ModelError(f"There is no experiment {wrong}: choose from {', '.join(Experiments.NAMES)}.")
     places = find_places(args.model, args.vllm_venv, None)
+    if args.vllm_venv is not None:
+        peers.describe("vllm", places)  # what is missing is said before anything is measured
     folder = places.folder
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
     made = recipe(
@@ -63,15 +70,23 @@ def run(args: argparse.Namespace) -> None:
     measurements: dict[str, Callable[[], dict[str, Any]]] = {
         "steps": lambda: measure_steps(folder, args.repeats),
         "http": lambda: measure_http(folder, args.repeats),
-        "experiments": lambda: measure_experiments(folder, args.repeats, args.experiments),
+        "experiments": lambda: measure_experiments(folder, args.repeats, names),
         "operators": lambda: measure_operators(places, args.repeats),
         "machine": lambda: measure_machine(folder, args.repeats),
     }
     for name in args.only or measurements:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results[name] = {"recipe": made, **measurements[name]()}
-        print(json.dumps({key: value for key, value in results[name].items() if key != "recipe"}, indent=1))
+        print(_shown(name, results))
         runs.write(args.out, results)
+
+
+def _shown(name: str, results: dict[str, Any]) -> str:
+    """Its table as the report has it; where there is none, or not from this alone, the figures as they are."""
+    try:
+        return tables.render(name, {"attribution": results})
+    except ModelError:
+        return json.dumps({key: value for key, value in results[name].items() if key != "recipe"}, indent=1)
 
 
 def measure_steps(folder: Path, repeats: int) -> dict[str, Any]:
@@ -170,18 +185,14 @@ def measure_http(folder: Path, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_experiments(folder: Path, repeats: int, names: list[str] | None) -> dict[str, Any]:
-    """Those of `experiments.py`, or these alone."""
+def measure_experiments(folder: Path, repeats: int, names: Sequence[str]) -> dict[str, Any]:
+    """Those of `experiments.py` that are named."""
     from .experiments import Experiments
 
-    every = Experiments(folder, repeats).all()
-    unknown = set(names or ()) - set(every)
-    if unknown:
-        raise ModelError(f"There is no experiment {', '.join(sorted(unknown))}: choose from {', '.join(every)}.")
-    results = {}
-    for name in names or every:
+    experiments, results = Experiments(folder, repeats), {}
+    for name in names:
         print(f"  {name} ...", file=sys.stderr, flush=True)
-        results[name] = every[name]()
+        results[name] = experiments.run(name)
     return results
 
 

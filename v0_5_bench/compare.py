@@ -183,6 +183,8 @@ def measure(
             seconds: dict[str, list[float]] = {engine: [] for engine in engines}
             same = dict.fromkeys(engines, 0)
             for repeat in range(repeats + 1):
+                if bar.disable:  # into a file, or a log: a line a round is what one can see of it
+                    print(f"{name}, round {repeat} of {repeats} ...", file=sys.stderr, flush=True)
                 requests = workloads.random_prompts(num, (length, length), (workload.output_len,) * 2, seed + repeat)
                 output_lens = [request.num_output_tokens for request in requests]
                 job = {"do": "generate", "prompts": [r.prompt for r in requests], "output_lens": output_lens}
@@ -266,12 +268,17 @@ def measure_occupancy(names: Sequence[str], places: Places) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> "Table":
-    """The medians for people: tokens/s of the decodes, seconds of the prefills; within 80 columns for six engines."""
+    """The medians for people: tokens/s of the decodes, seconds of the prefills; × says how much faster the first is."""
     from rich import box
     from rich.table import Table
 
     names = list(results["engines"])
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="tokens/s, and seconds of a prefill", title_justify="left")
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title="tokens/s, and seconds of a prefill; ×2: the first is twice as fast",
+        title_justify="left",
+    )
     shown.add_column("engine")
     for name in results["workloads"]:
         shown.add_column(name, justify="right")
@@ -280,6 +287,7 @@ def table(results: dict[str, Any]) -> "Table":
         for entry in results["workloads"].values():
             by_rate = "tokens_per_s" in entry
             value = entry["tokens_per_s" if by_rate else "seconds"][engine]["median"]
-            cells.append(f"{value:.1f}" if by_rate else f"{value:.2f} s")
+            cell = f"{value:.1f}" if by_rate else f"{value:.2f} s"
+            cells.append(cell if engine == names[0] else f"{cell} ×{entry['ratio'][engine]['median']:.2f}")
         shown.add_row(engine, *cells)
     return shown

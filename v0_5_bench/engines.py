@@ -319,6 +319,8 @@ def _versions(*packages: str) -> dict[str, str]:
     return found
 
 
+CALLERS_MISTAKES = ("ModelError", "RequestError")  # of our packages, which are not imported here
+
 ENGINES = {
     "llm": LanguageModel,
     "transformers": Transformers,
@@ -329,12 +331,17 @@ ENGINES = {
 
 def main() -> None:
     """Answer lines until there are no more."""
-    setup = json.loads(sys.stdin.readline())
-    engine = ENGINES[setup["kind"]](**setup["arguments"])
-    _answer(engine.versions())
-    for line in sys.stdin:
-        job = json.loads(line)
-        _answer(getattr(engine, job.pop("do"))(**job))
+    try:
+        setup = json.loads(sys.stdin.readline())
+        engine = ENGINES[setup["kind"]](**setup["arguments"])
+        _answer(engine.versions())
+        for line in sys.stdin:
+            job = json.loads(line)
+            _answer(getattr(engine, job.pop("do"))(**job))
+    except ValueError as error:
+        if type(error).__name__ not in CALLERS_MISTAKES:
+            raise
+        raise SystemExit(str(error)) from None  # one sentence, which is all that the caller has to read
 
 
 def _answer(answer: Answer) -> None:

@@ -25,29 +25,31 @@ Way = Callable[[], dict[str, float]]
 
 
 class Experiments:
-    """All of them, on one model.
+    """All of them, on one model; `NAMES` are those of the methods below, in the order of the page.
 
     Args:
         folder: the model's, in Hugging Face layout.
         repeats: rounds that count; one before warms up.
     """
 
+    NAMES = (
+        "batching",
+        "static_batching",
+        "paging",
+        "block_size",
+        "chunked_prefill",
+        "token_budget",
+        "mixed_step",
+        "packed_matrices",
+    )
+
     def __init__(self, folder: Path, repeats: int) -> None:
         self.folder, self.repeats = folder, repeats
         self.model, self.tokenizer = loading.load(folder, None, device="cpu", dtype="float32")
 
-    def all(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        """By name, in the order of the page."""
-        return {
-            "batching": self.batching,
-            "static_batching": self.static_batching,
-            "paging": self.paging,
-            "block_size": self.block_size,
-            "chunked_prefill": self.chunked_prefill,
-            "token_budget": self.token_budget,
-            "mixed_step": self.mixed_step,
-            "packed_matrices": self.packed_matrices,
-        }
+    def run(self, name: str) -> dict[str, Any]:
+        """One of `NAMES`."""
+        return getattr(self, name)()
 
     def batching(self) -> dict[str, Any]:
         """One request at a time, or all."""

@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, text) in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
+        raw = argparse.RawDescriptionHelpFormatter
+        module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__, formatter_class=raw))
     args = parser.parse_args(argv)
     # Engines that are stopped would outlive a harness that is ended: let it leave as after Ctrl-C, and take them along.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="what its --dtype takes (default: auto)")
     parser.add_argument("--load-format", help="what its --load-format takes, where it has one: dummy is random weights")
     parser.add_argument(
-        "--trace-file", help="with --profile: write 20 steps under PyTorch's profiler, for https://ui.perfetto.dev"
+        "--trace-file", help="needs --profile: write 20 steps under PyTorch's profiler, for https://ui.perfetto.dev"
     )
     runs.add_workload(parser)
 
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         results = [RequestResult(planned=entry["start"], **entry) for entry in answer["results"]]
     summary = summarise(results)
+    summary["client_delay_ms"] = None  # there is no client
     if args.command == "throughput":  # all tokens come at the end: what a token took alone is not known
         summary["tpot_ms"] = summary["itl_ms"] = None
     title = f"{args.engine}, {args.command}, {args.workload}"

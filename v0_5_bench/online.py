@@ -42,8 +42,10 @@ def run(args: argparse.Namespace) -> None:
     from .client import Load, run_load
     from .summary import summarise
 
-    if args.request_rate is not None and (args.concurrency is not None or args.request_rate <= 0):
-        raise ModelError("request_rate must be above 0, and excludes concurrency.")
+    if args.request_rate is not None and args.concurrency is not None:
+        raise ModelError("request_rate and concurrency exclude each other: give one of them.")
+    if args.request_rate is not None and args.request_rate <= 0:
+        raise ModelError(f"request_rate must be above 0, got {args.request_rate:g}.")
     if args.concurrency is not None:
         check_count("concurrency", args.concurrency)
     requests, warmup = runs.requests_of(args)

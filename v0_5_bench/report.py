@@ -65,7 +65,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def load(folder: Path) -> Results:
-    """The results files of a folder, by name; one that is not there is left out."""
+    """The results files of a folder, by name; one that is not there is left out.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"There is no folder {folder}.")
     return {name: json.loads(file.read_text()) for name in FILES if (file := folder / f"{name}.json").exists()}
 
 

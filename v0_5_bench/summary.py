@@ -99,6 +99,8 @@ def tables(summary: dict[str, Any], title: str) -> "list[Table]":
         latencies.add_column(column, justify="right")
     for key, name in (*LATENCIES.items(), ("client_delay_ms", "sent later than planned")):
         figures = summary[key]
+        if key == "client_delay_ms" and figures is None:
+            continue
         cells = ["–"] * 4 if figures is None else [f"{value:,.1f}" for value in figures.values()]
         latencies.add_row(name, *cells)
     return [rates, latencies]

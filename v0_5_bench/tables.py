@@ -124,7 +124,7 @@ def first_brief(results: Results) -> str:
         ours, theirs, default = (pools[name][key] for name in ("v0_5", "vllm", "vllm_default_block"))
         others = f"{theirs:.1%} (blocks of {sizes[1]}), {default:.1%} (its default, {sizes[2]})"
         rows.append([title, f"{ours:.1%} (blocks of {sizes[0]})", others, f"{ours / theirs:.2f}", source])
-    return markdown(["", "mini-vLLM v0.5", "vLLM", "ratio, above 1 is ours", "where it comes from"], rows)
+    return markdown(["", "mini-vLLM v0.5", "vLLM", "ratio, above 1 is ours", "where it comes from"], rows, left=5)
 
 
 def a10(_: Results) -> str:
@@ -178,18 +178,19 @@ def http(results: Results) -> str:
 
 
 def operators(results: Results) -> str:
-    """By class of operator, ours and vLLM's."""
+    """By class of operator, ours and vLLM's: a decode step by requests, and a prefill."""
     found = results["attribution"]["operators"]["engines"]
-    titles = {"1": "1 request", "8": "8", "32": "32", "prefill_2000": "prefill of 2,000"}
-    header = ["ms", *(f"{title}: {who}" for title in titles.values() for who in ("ours", "vLLM"))]
+    titles = {"1": "1 request", "8": "8 requests", "32": "32 requests", "prefill_2000": "prefill of 2,000"}
     classes = list(found["v0_5"]["1"]["ms"])
     rows = []
-    for name in classes:
-        cells = [f"{found[who][t]['ms'][name]['median']:.1f}" for t in titles for who in ("v0_5", "vllm-in-process")]
-        rows.append([name, *cells])
-    cells = [f"**{found[who][t]['step_ms']['median']:.1f}**" for t in titles for who in ("v0_5", "vllm-in-process")]
-    rows.append(["**a step without the profiler**", *cells])
-    return markdown(header, rows)
+    for name, title in titles.items():
+        for who, engine in (("v0_5", "ours"), ("vllm-in-process", "vLLM")):
+            entry = found[who][name]
+            step = entry["step_ms"]
+            cells = [f"{entry['ms'][c]['median']:,.1f}" for c in classes]
+            cells.append(f"**{step['median']:,.1f}** ({step['min']:,.1f} to {step['max']:,.1f})")
+            rows.append([f"{title}: {engine}", *cells])
+    return markdown(["ms", *classes, "a step without the profiler"], rows)
 
 
 def experiments(results: Results) -> str:

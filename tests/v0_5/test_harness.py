@@ -67,7 +67,7 @@ def test_offline_runs_load_a_milestone_by_its_name(call, tiny, tmp_path, command
     [
         (["serve", "--base-url", "http://127.0.0.1:9"], "does not list its models"),
         (["serve", "--concurrency", 0], "concurrency must be at least 1"),
-        (["serve", "--concurrency", 1, "--request-rate", 1], "excludes concurrency"),
+        (["serve", "--concurrency", 1, "--request-rate", 1], "exclude each other"),
         (["serve", "--request-rate", 0], "request_rate must be above 0"),
         (["serve", "--num-requests", 0], "num_requests must be at least 1"),
         (["serve", "--input-len", "x"], "input_len must be a number of tokens"),
