@@ -49,6 +49,7 @@ class Profiler:
         self.engine, self.trace_file = engine, trace_file
         self.parts = dict.fromkeys(PARTS, 0.0)  # seconds
         self.num_steps = self.num_outputs = 0
+        self._now = _after_the_card if engine.model.device.type == "cuda" else time.perf_counter
         self._inner: list[float] = []  # for each call under way, the seconds of the parts that it has called
         self._left: float | None = None  # when the last step ended, if another has to follow
         self._undo = ExitStack()
@@ -99,19 +100,21 @@ class Profiler:
             self._undo.callback(delattr, owner, name)
 
     def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        now, inner, parts = self._now, self._inner, self.parts
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            begin = self._now()
-            self._inner.append(0.0)
+            begin = now()
+            inner.append(0.0)
             try:
                 if self._trace is None:
                     return function(*args, **kwargs)
                 with torch.profiler.record_function(part):
                     return function(*args, **kwargs)
             finally:
-                seconds = self._now() - begin
-                self.parts[part] += seconds - self._inner.pop()
-                if self._inner:
-                    self._inner[-1] += seconds
+                seconds = now() - begin
+                parts[part] += seconds - inner.pop()
+                if inner:
+                    inner[-1] += seconds
 
         return call
 
@@ -149,7 +152,7 @@ class Profiler:
             trace.__exit__(None, None, None)
             trace.export_chrome_trace(self.trace_file)
 
-    def _now(self) -> float:
-        if self.engine.model.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+
+def _after_the_card() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
