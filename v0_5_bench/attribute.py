@@ -197,33 +197,29 @@ def measure_experiments(folder: Path, repeats: int, names: Sequence[str]) -> dic
 
 
 def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
-    """By class of operator, ms of a decode step and of a prefill: ours, and vLLM's within one process."""
+    """By class of operator, ms of a decode step and of a prefill: ours, and vLLM's within one process, in turns."""
     names = ["v0_5", *(["vllm-in-process"] if places.vllm_venv else [])]
-    results: dict[str, Any] = {}
-    for name in names:
-        with peers.Engine(name, peers.describe(name, places)) as engine:
-            table = {}
-            for label, num, input_len, output_len in (
-                *((str(num), num, 30, NUM_STEPS + 1) for num in OPERATOR_DECODES),
-                ("prefill_2000", 1, OPERATOR_PREFILL, 1),
-            ):
-                answers = [
-                    engine.ask(
-                        {
-                            "do": "operators",
-                            "prompts": random_ids(num, input_len, repeat),
-                            "output_lens": [output_len] * num,
-                        }
-                    )
-                    for repeat in range(repeats + 1)
-                ][1:]
-                table[label] = {
-                    "num_steps": answers[0]["num_steps"],
-                    "ms": {k: spread([a["classes_ms"][k] for a in answers]) for k in answers[0]["classes_ms"]},
-                    "step_ms": spread([a["step_ms"] for a in answers]),
-                    "largest": answers[0]["largest"],
+    results: dict[str, Any] = {name: {} for name in names}
+    with contextlib.ExitStack() as stack:
+        engines = {name: stack.enter_context(peers.Engine(name, peers.describe(name, places))) for name in names}
+        for label, num, input_len, output_len in (
+            *((str(num), num, 30, NUM_STEPS + 1) for num in OPERATOR_DECODES),
+            ("prefill_2000", 1, OPERATOR_PREFILL, 1),
+        ):
+            answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+            for repeat in range(repeats + 1):
+                prompts = random_ids(num, input_len, repeat)
+                job = {"do": "operators", "prompts": prompts, "output_lens": [output_len] * num}
+                for name in names if repeat % 2 else reversed(names):
+                    answer = engines[name].ask(job)
+                    answers[name] += [answer] if repeat else []
+            for name, found in answers.items():
+                results[name][label] = {
+                    "num_steps": found[0]["num_steps"],
+                    "ms": {c: spread([a["classes_ms"][c] for a in found]) for c in found[0]["classes_ms"]},
+                    "step_ms": spread([a["step_ms"] for a in found]),
+                    "largest": found[0]["largest"],
                 }
-            results[name] = table
     return {"what": "ms of a step by class of operator (a decode step; all steps of a prefill)", "engines": results}
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.sampling_params import SamplingParams
-from v0_5_bench import LLM, attribute, experiments, harness, workloads
+from v0_5_bench import LLM, attribute, experiments, harness, peers, workloads
 from v0_5_bench.experiments import Experiments, interrupt, serve
 
 
@@ -93,3 +93,13 @@ def test_parts_over_http_are_those_of_the_same_engine(tiny, monkeypatch):
     found = attribute.measure_http(tiny.folder, 1)["steps"]
     assert set(found["http"]) - set(found["offline"]) == {"event_loop_cpu"}
     assert found["http"]["linear layers"]["median"] > 0
+
+
+def test_operators_are_measured_by_load_and_class(tiny, monkeypatch):
+    monkeypatch.setattr(attribute, "OPERATOR_DECODES", (2,))
+    monkeypatch.setattr(attribute, "OPERATOR_PREFILL", 40)
+    monkeypatch.setattr(attribute, "NUM_STEPS", 3)
+    found = attribute.measure_operators(peers.Places(tiny.folder), 1)["engines"]["v0_5"]
+    assert set(found) == {"2", "prefill_2000"}
+    assert (found["2"]["num_steps"], found["prefill_2000"]["num_steps"]) == (3, 0)
+    assert found["prefill_2000"]["ms"]["linear layers"]["median"] > 0
