@@ -150,12 +150,15 @@ def steps(results: Results) -> str:
     titles = {"1": "1 request", "8": "8", "32": "32", "prefill_2000": "prefill of 2,000, all of it"}
     checks = ("step_ms", "sum_of_step", "overhead")
     parts = [part for part in found["1"] if part not in checks]
+
+    def cell(name: str, key: str, form: str) -> str:
+        value = found[name][key]
+        return f"{value['median']:{form}} ({value['min']:{form}} to {value['max']:{form}})"
+
     rows = [[part, *(f"{found[name][part]['median']:.2f}" for name in titles)] for part in parts]
-    rows.append(
-        ["**a step without the profiler**", *(f"**{found[name]['step_ms']['median']:.2f}**" for name in titles)]
-    )
-    rows.append(["named parts, of that", *(f"{found[name]['sum_of_step']['median']:.1%}" for name in titles)])
-    rows.append(["what the profiler adds", *(f"{found[name]['overhead']['median']:+.1%}" for name in titles)])
+    rows.append(["**a step without the profiler**", *(cell(name, "step_ms", ".2f") for name in titles)])
+    rows.append(["named parts, of that", *(cell(name, "sum_of_step", ".1%") for name in titles)])
+    rows.append(["what the profiler adds", *(cell(name, "overhead", "+.1%") for name in titles)])
     return markdown(["ms", *titles.values()], rows)
 
 
