@@ -123,4 +123,4 @@ def test_any_arrivals_lengths_and_aborts_keep_every_invariant_and_every_request_
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert NUM_PREEMPTED[0] > 100
+    assert NUM_PREEMPTED[0] > 0  # how many depends on the version of hypothesis, which draws the examples
