@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     results = load(args.results)
     if args.show:
         for name in args.show:
-            print(tables.render(name, results))
+            print(tables.render(name, results).replace("&nbsp;", " ").replace("<br>", " "))
         return
     stale = []
     for document in documents(args.root):
