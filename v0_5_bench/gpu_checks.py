@@ -187,9 +187,8 @@ def summary(results: Json) -> list[str]:
         for item, entry in items.get(name, {}).items():
             if rates := (entry.get("result") or {}).get("output_tokens_per_s"):
                 lines.append(f"{name} {item:15}{rates['median']:12,.1f} output tokens/s, prompts included")
-            if parts := (entry.get("result") or {}).get("parts"):
-                steps = entry["result"]["num_steps"]
-                split = ", ".join(f"{part} {1e3 * seconds / steps:.2f}" for part, seconds in parts.items())
+            if parts := (entry.get("result") or {}).get("parts_ms"):
+                split = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items())
                 lines.append(f"{item}, ms of a step: {split}")
     return lines
 

@@ -101,6 +101,7 @@ def test_on_a_cpu_all_parts_pass_and_leave_their_numbers(on_a_cpu):
     assert items["transformers"]["generate_4"]["result"]["output_tokens_per_s"]["median"] > 0
     assert items["expected"].keys() == {"basis", "decode_1", "decode_4", "prefill_64_by_512", "prefill_128_by_512"}
     assert "at best" in done.stdout
+    assert "ms of a step: scheduling" in done.stdout  # where the time went, by part
 
 
 def test_without_a_gpu_each_part_says_so(tmp_path):
