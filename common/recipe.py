@@ -39,6 +39,11 @@ def spread(values: list[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in summary.items()}
 
 
+def documents(root: Path = ROOT) -> list[Path]:
+    """The Markdown files that quote measurements: those at the top, and the site's."""
+    return sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md"))
+
+
 def _module_name() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name.removesuffix(".__main__") if spec else sys.argv[0]

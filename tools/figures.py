@@ -12,18 +12,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.recipe import ROOT, documents
+
 FIGURE = re.compile(r"<!--=(?P<file>\S+) (?P<keys>\S+) (?P<format>[^\s-]+)-->(?P<text>.*?)<!--/-->")
-ROOT = Path(__file__).parent.parent
-
-
-def documents(root: Path) -> Iterator[Path]:
-    """The Markdown files of the project: those at the top, and the site's."""
-    yield from sorted(root.glob("*.md"))
-    yield from sorted((root / "docs").rglob("*.md"))
 
 
 def update(text: str, root: Path) -> str:

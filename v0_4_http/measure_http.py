@@ -14,15 +14,15 @@ import selectors
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from common.child import Child
 from common.recipe import recipe, spread
 from common.weights import resolve
 
@@ -52,43 +52,24 @@ for line in sys.stdin:
 """
 
 
-class Process:
-    """A process group that runs only while it is asked something."""
+class Process(Child):
+    """A process group that also runs while a `with` block lasts: a server is not asked, it serves."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | (environment or {}),
-            start_new_session=True,
-        )
+        super().__init__(" ".join(Path(word).name for word in command[:3]), command, environment=environment)
 
-    def __enter__(self) -> "Process":
-        os.killpg(self.process.pid, signal.SIGCONT)
+    def __enter__(self) -> Self:
+        self._signal(signal.SIGCONT)
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.killpg(self.process.pid, signal.SIGSTOP)
-
-    def ask(self, message: Any) -> Any:
-        """A line to its standard input, and the line `RESULT ...` back."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("RESULT "):
-                return json.loads(line.removeprefix("RESULT "))
-        raise RuntimeError("a process has ended: run its command by hand to see why")
+        self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it."""
-        os.killpg(self.process.pid, signal.SIGCONT)
+        """End it: a server does not read its input, and is told by SIGTERM."""
+        self._signal(signal.SIGCONT)
         self.process.terminate()
-        self.process.wait(timeout=60)
+        super().close()
 
 
 def main() -> None:

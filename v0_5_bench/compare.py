@@ -91,9 +91,7 @@ def run(args: argparse.Namespace) -> None:
     ]
     if len(set(names)) < len(names):
         raise ModelError("engines: the same one is named twice.")
-    starts = {
-        name: peers.describe(name, places) for name in names
-    }  # what is missing is said before minutes have passed
+    starts = {name: peers.describe(name, places) for name in names}  # here, so that what is missing is said at once
     results: dict[str, Any] = {
         "recipe": recipe(
             model=runs.model_name(places.folder),

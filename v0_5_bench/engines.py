@@ -98,7 +98,7 @@ class LanguageModel:
         if not hasattr(self.llm, "engine"):
             raise SystemExit(f"{self.package.__name__} has no LLMEngine: only v0.3 and later can be profiled")
         with module.Profiler(self.llm.engine, trace_file=trace_file) as profile:
-            answer = self.run(**job)
+            answer = getattr(self, job.pop("do"))(**job)
         return answer | {"profile": profile.summary()}
 
     def occupancy(self, prompts: list[list[int]], output_lens: list[int]) -> Answer:
@@ -157,10 +157,6 @@ class LanguageModel:
             "classes_ms": classes,
             "largest": {name: round(value, 3) for name, value in largest},
         }
-
-    def run(self, do: str, **job: Any) -> Answer:
-        """A job by its name."""
-        return getattr(self, do)(**job)
 
     def _params(self, num_tokens: int, ignore_eos: bool) -> Any:
         return self.package.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=ignore_eos)

@@ -112,29 +112,20 @@ class Experiments:
 
     def chunked_prefill(self) -> dict[str, Any]:
         """Eight requests write; one of 3,000 tokens comes, and is computed in chunks or in one step."""
-        short, [long] = random_ids(8, 30), random_ids(1, 3000)
-
-        def way(budget: int) -> Way:
-            engine = self._engine(max_num_batched_tokens=budget)
-            return lambda: interrupt(engine, short, long)
-
-        return self._compare(
-            "8 requests write when a prompt of 3,000 tokens comes",
-            {"in chunks of 512": way(512), "in one step": way(4096)},
-        )
+        return self._arrival(3000, {"in chunks of 512": 512, "in one step": 4096})
 
     def token_budget(self) -> dict[str, Any]:
         """The same arrival under other budgets: how long a step may take, against how fast the prompt is done."""
-        short, [long] = random_ids(8, 30), random_ids(1, 2000)
+        return self._arrival(2000, {str(budget): budget for budget in (64, 128, 256, 512, 1024, 2048)})
 
-        def way(budget: int) -> Way:
-            engine = self._engine(max_num_batched_tokens=budget)
-            return lambda: interrupt(engine, short, long)
-
-        return self._compare(
-            "8 requests write when a prompt of 2,000 tokens comes",
-            {str(budget): way(budget) for budget in (64, 128, 256, 512, 1024, 2048)},
-        )
+    def _arrival(self, length: int, budgets: dict[str, int]) -> dict[str, Any]:
+        """A prompt of so many tokens comes while eight requests write, under each of these budgets."""
+        short, [long] = random_ids(8, 30), random_ids(1, length)
+        ways: dict[str, Way] = {
+            name: partial(interrupt, self._engine(max_num_batched_tokens=budget), short, long)
+            for name, budget in budgets.items()
+        }
+        return self._compare(f"8 requests write when a prompt of {length:,} tokens comes", ways)
 
     def mixed_step(self) -> dict[str, Any]:
         """Prompts one after the other and decodes together, each in a pass of its own, or all in one packed pass."""
@@ -232,7 +223,7 @@ def interrupt(engine: LLMEngine, short: Sequence[list[int]], long: list[int]) ->
     """
     for number, prompt in enumerate(short):
         engine.add_request(str(number), prompt, params_of(200))
-    gaps, clock = [], time.perf_counter()
+    gaps = []
     for _ in range(8):
         engine.step()
     start = clock = time.perf_counter()

@@ -1,7 +1,6 @@
 """Two parts of `gpu_checks`: how fast this engine is on the card, and how fast transformers is, on the same shape."""
 
 import dataclasses
-import random
 import time
 from typing import Any
 
@@ -18,6 +17,7 @@ from .engine_args import shape_folder
 from .gpu_card import Settings, report, timed, wait
 from .profiler import Profiler
 from .scheduler import SchedulerOutput
+from .workloads import random_ids
 
 SMALL_BUDGET, LARGE_BUDGET = 512, 4096
 LARGE_CARD = 40 * 2**30  # bytes; on a smaller one, a step of LARGE_BUDGET tokens of an 8B model leaves little for KV
@@ -47,15 +47,15 @@ def serving(settings: Settings) -> None:
     fits = engine.pool.num_tokens // (prompt_len + num_new_tokens + engine.scheduler.block_manager.block_size)
     sizes = [num for num in settings.num_requests if num <= fits]
     for num in sizes:
-        prompts = random_prompts(num, prompt_len, engine.vocab_size)
+        prompts = random_ids(num, prompt_len, highest_id=engine.vocab_size - 1)
         report(f"decode_{num}", _decode, engine, prompts, num_new_tokens, settings.repeats)
     for step_budget in sorted({SMALL_BUDGET, budget}):
         for length in settings.long_prompts:
             if length < engine.scheduler.max_request_len:
-                prompts = random_prompts(1, length, engine.vocab_size)
+                prompts = random_ids(1, length, highest_id=engine.vocab_size - 1)
                 report(f"prefill_{length}_by_{step_budget}", _prefill, engine, prompts, step_budget, settings.repeats)
     for num in sizes[::2]:
-        prompts = random_prompts(num, prompt_len, engine.vocab_size)
+        prompts = random_ids(num, prompt_len, highest_id=engine.vocab_size - 1)
         report(f"split_{num}", _split, engine, prompts, num_new_tokens)
 
 
@@ -76,12 +76,6 @@ def transformers(settings: Settings) -> None:
         torch.set_default_dtype(torch.float32)
     for num in settings.num_requests[:2]:
         report(f"generate_{num}", _generate, hf.eval(), num, *settings.lengths, settings.repeats)
-
-
-def random_prompts(num: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Token ids, the same ones each time."""
-    rng = random.Random(0)
-    return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(num)]
 
 
 def _describe(engine: LLMEngine, load_seconds: float, pool_seconds: float) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 FIRST, STEP = 0.2, 0.01
 
 
-def build_app(first: float = FIRST, step: float = STEP) -> Any:
-    """The application; times in seconds."""
+def build_app() -> Any:
+    """The application."""
     from fastapi import FastAPI, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -38,7 +38,7 @@ def build_app(first: float = FIRST, step: float = STEP) -> Any:
 
         async def events() -> AsyncIterator[str]:
             for i in range(num_tokens):
-                await asyncio.sleep(arrival + first + i * step - time.perf_counter())
+                await asyncio.sleep(arrival + FIRST + i * STEP - time.perf_counter())
                 choice = {"index": 0, "text": "a", "delta": {"content": "a"}}
                 yield _event({"choices": [choice | {"finish_reason": "length" if i == num_tokens - 1 else None}]})
             num_prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())

@@ -138,7 +138,7 @@ def _llm_arguments(places: Places) -> dict[str, Any]:
 
 
 def _vllm(places: Places) -> Start:
-    python = _python(places.vllm_venv, "vllm", "--vllm-venv", "make bench-vllm makes one")
+    python = _python(places.vllm_venv, "vllm", "--vllm-venv")
     arguments = _llm_arguments(places) | {"enable_prefix_caching": False}
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -154,7 +154,7 @@ def _vllm_in_process(places: Places) -> Start:
 
 
 def _llama_cpp(places: Places) -> Start:
-    python = _python(places.llama_venv, "llama.cpp", "--llama-venv", "make bench-vllm makes one")
+    python = _python(places.llama_venv, "llama.cpp", "--llama-venv")
     if places.dtype != "float32":
         raise ModelError(f"llama.cpp is compared in float32, not in {places.dtype}: leave it, or --dtype, out.")
     if places.gguf is None:
@@ -163,12 +163,14 @@ def _llama_cpp(places: Places) -> Start:
     return Start("llama_cpp", arguments, python)
 
 
-def _python(venv: Path | None, name: str, flag: str, hint: str) -> str:
+def _python(venv: Path | None, name: str, flag: str) -> str:
     if venv is None:
-        raise ModelError(f"{name} needs a virtual environment of its own: name it with {flag} ({hint}).")
+        raise ModelError(
+            f"{name} needs a virtual environment of its own: name it with {flag} (make bench-vllm makes one)."
+        )
     python = venv.absolute() / "bin" / "python"
     if not python.exists():
-        raise ModelError(f"{flag} {venv} has no bin/python: {hint}.")
+        raise ModelError(f"{flag} {venv} has no bin/python: make bench-vllm makes one.")
     return str(python)
 
 

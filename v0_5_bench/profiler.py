@@ -132,7 +132,7 @@ class Profiler:
         self.num_outputs += len(outputs)
         if self.num_steps == TRACE_FROM + TRACE_STEPS:
             self._end_trace()
-        self._wait_for_next()
+        self._left = time.perf_counter() if self.engine.has_unfinished_requests() else None
         return outputs
 
     def _aborting(self, abort: Callable[[str], None]) -> Callable[[str], None]:
@@ -142,9 +142,6 @@ class Profiler:
                 self._left = None  # from here on nobody waits for a step
 
         return call
-
-    def _wait_for_next(self) -> None:
-        self._left = time.perf_counter() if self.engine.has_unfinished_requests() else None
 
     def _end_trace(self) -> None:
         if self._trace is not None:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from common.errors import ModelError
-from common.recipe import ROOT
+from common.recipe import ROOT, documents
 
 from . import tables
 from .roofline import Results
@@ -73,11 +73,6 @@ def load(folder: Path) -> Results:
     if not folder.is_dir():
         raise ModelError(f"There is no folder {folder}.")
     return {name: json.loads(file.read_text()) for name in FILES if (file := folder / f"{name}.json").exists()}
-
-
-def documents(root: Path) -> list[Path]:
-    """The Markdown files that may have tables."""
-    return sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md"))
 
 
 def update(text: str, results: Results) -> str:

@@ -38,21 +38,27 @@ class BenchRequest:
 
 
 def random_prompts(
-    num_requests: int, input_len: tuple[int, int], output_len: tuple[int, int], seed: int
+    num_requests: int,
+    input_len: tuple[int, int],
+    output_len: tuple[int, int],
+    seed: int,
+    highest_id: int | None = None,
 ) -> list[BenchRequest]:
-    """Random token ids; lengths are uniform in their ranges, both ends included."""
+    """Random token ids, up to `HIGHEST_ID` unless told; lengths are uniform in their ranges, both ends included."""
     rng = random.Random(seed)
+    highest_id = HIGHEST_ID if highest_id is None else highest_id
     requests = []
     for _ in range(num_requests):
         num_tokens = rng.randint(*input_len)
-        prompt = [rng.randint(LOWEST_ID, HIGHEST_ID) for _ in range(num_tokens)]
+        prompt = [rng.randint(LOWEST_ID, highest_id) for _ in range(num_tokens)]
         requests.append(BenchRequest(rng.randint(*output_len), prompt=prompt))
     return requests
 
 
-def random_ids(num_prompts: int, length: int, seed: int = 0) -> list[list[int]]:
+def random_ids(num_prompts: int, length: int, seed: int = 0, highest_id: int | None = None) -> list[list[int]]:
     """The prompts of such requests alone, all of one length."""
-    return [list(r.prompt or []) for r in random_prompts(num_prompts, (length, length), (1, 1), seed)]  # type: ignore[arg-type]
+    requests = random_prompts(num_prompts, (length, length), (1, 1), seed, highest_id)
+    return [list(request.prompt or []) for request in requests]  # type: ignore[arg-type]
 
 
 def chats(num_requests: int, output_len: tuple[int, int], seed: int) -> list[BenchRequest]:

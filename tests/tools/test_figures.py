@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tools.figures import ROOT, documents, update
+from common.recipe import ROOT, documents
+from tools.figures import update
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from common.errors import ModelError
-from common.recipe import ROOT
+from common.recipe import ROOT, documents
 from v0_5_bench import harness, report, roofline, tables
 
 
@@ -16,7 +16,7 @@ def results():
 
 
 def test_every_table_in_the_documents_is_that_of_the_results(results):
-    with_tables = [document for document in report.documents(ROOT) if report.BLOCK.search(document.read_text())]
+    with_tables = [document for document in documents(ROOT) if report.BLOCK.search(document.read_text())]
     assert {"README.md", "benchmarks.md", "v0_5.md", "NOTES.md"} <= {document.name for document in with_tables}
     for document in with_tables:
         assert report.update(document.read_text(), results) == document.read_text(), (
@@ -26,7 +26,7 @@ def test_every_table_in_the_documents_is_that_of_the_results(results):
 
 def test_every_plot_that_a_document_shows_was_drawn_from_these_results(results):
     shown = set()
-    for document in report.documents(ROOT):
+    for document in documents(ROOT):
         shown |= set(re.findall(r"bench_\w+\.(?:svg|png)", document.read_text()))
     assert {"bench_comparison.svg", "bench_progression.svg", "bench_steps.svg", "bench_roofline.svg"} <= shown
     for name in shown:
