@@ -20,7 +20,7 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@echo; echo "v0.2: the same on blocks of 16 tokens, which are shown first"
 	@$(BIN)/python -m v0_2_block_manager "Why is the sky blue?" --max-tokens 128 --show-blocks
 	@echo; echo "v0.3: eight questions at once, in a pool so small that some are preempted"
-	@$(BIN)/python -m v0_3_scheduler --prompts v0_3_scheduler/results/questions.txt --num-blocks 22 --max-tokens 40
+	@$(BIN)/python -m v0_3_scheduler --prompts v0_3_scheduler/measurements/questions.txt --num-blocks 22 --max-tokens 40
 	@echo; echo "The same eight questions through each of them"
 	@$(BIN)/python -m tools.demo
 	@echo; echo "v0.4: a server, and one answer streamed through OpenAI's client"

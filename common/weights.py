@@ -219,7 +219,7 @@ def default_gguf() -> Path:
 
 
 def _gguf_folder(file: Path) -> Path:
-    from common.gguf_file import cached_folder
+    from common.gguf.file import cached_folder
 
     return cached_folder(file)
 

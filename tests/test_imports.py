@@ -17,6 +17,7 @@ from tools.import_rules import (
     loaded,
     modules_of,
     policy_modules,
+    upward_imports,
 )
 from tools.ledger import load_ledger
 
@@ -47,6 +48,13 @@ def test_a_milestone_imports_itself_relatively(milestone: str) -> None:
     assert absolute_self_imports(ROOT, milestone) == []
 
 
+@pytest.mark.parametrize("milestone", MILESTONES)
+def test_the_engine_knows_no_server_and_no_harness_and_no_room_imports_from_one_above(
+    milestone: str, graph: grimp.ImportGraph
+) -> None:
+    assert upward_imports(graph, milestone) == []
+
+
 @pytest.mark.parametrize("package", POLICY)
 def test_policy_names_no_torch(package: str, graph: grimp.ImportGraph) -> None:
     assert forbidden_imports(graph, policy_modules(ROOT, package, POLICY[package]), HEAVY) == []
@@ -75,6 +83,16 @@ BROKEN = {
     "made_two/llm.py": "import made_one\nimport made_tools\nimport torch\nLLM = torch\n",
     "made_two/engine.py": "import made_two.llm\nfrom made_two import llm\nfrom . import request\n",
     "made_two/request.py": "",
+    "made_three/__init__.py": "",
+    "made_three/__main__.py": "from .upper.hall import cli\n",
+    "made_three/engine.py": "def late():\n    from .lower import app\n",
+    "made_three/lower/__init__.py": "",
+    "made_three/lower/app.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..upper import hall\n",
+    "made_three/lower/__main__.py": "from ..upper import hall\nfrom . import app\n",
+    "made_three/lowering.py": "",
+    "made_three/upper/__init__.py": "from .. import engine\n",
+    "made_three/upper/hall.py": "from . import room\nfrom .. import lowering\nfrom ..lower import app\n",
+    "made_three/upper/room.py": "from ..upper import hall\n",
     "made_two/web/app.py": "def late():\n    import made_two\n",
     "torch/__init__.py": "",
     "torch/nn.py": "",
@@ -93,7 +111,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def broken_graph(broken: Path) -> grimp.ImportGraph:
-    return build_graph(["made_common", "made_one", "made_two", "made_tools"])
+    return build_graph(["made_common", "made_one", "made_two", "made_three", "made_tools"])
 
 
 def test_crossing_imports_are_found(broken_graph: grimp.ImportGraph) -> None:
@@ -112,6 +130,14 @@ def test_forbidden_imports_are_found(broken_graph: grimp.ImportGraph) -> None:
     ]
     policy = ["made_one.scheduler", "made_one.request", "made_one.engine"]
     assert forbidden_imports(broken_graph, policy, HEAVY) == ["made_one.scheduler imports transformers"]
+
+
+def test_imports_of_an_upper_floor_are_found_and_a_main_may_make_them(broken_graph: grimp.ImportGraph) -> None:
+    assert upward_imports(broken_graph, "made_three", ["", "lower", "upper", "upper.hall"]) == [
+        "made_three.engine imports made_three.lower.app, which stands above it",
+        "made_three.lower.app imports made_three.upper.hall, which stands above it",
+        "made_three.upper.room imports made_three.upper.hall, which stands above it",
+    ]
 
 
 def test_absolute_self_imports_are_found(broken: Path) -> None:

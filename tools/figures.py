@@ -2,7 +2,7 @@
 
 A figure in a Markdown file is written between two comments, which no reader sees:
 
-    <!--=v0_1_single_request/results/bench.json decode.ratio.median .1f-->2.1<!--/-->
+    <!--=v0_1_single_request/measurements/decode.json decode.ratio.median .1f-->2.1<!--/-->
 
 that is: the file, the path of keys in it, and a format of Python's. `python -m tools.figures` says which figures differ
 from their file (a test does the same), `python -m tools.figures --write` puts the file's in their place.
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common.recipe import ROOT, documents
+from common.measuring.recipe import ROOT, documents
 
 FIGURE = re.compile(r"<!--=(?P<file>\S+) (?P<keys>\S+) (?P<format>[^\s-]+)-->(?P<text>.*?)<!--/-->")
 

@@ -26,14 +26,25 @@ POLICY_MODULES = (  # in a milestone, where it has them
     "engine",
     "engine_args",
     "async_engine",
-    "server_args",
-    "protocol",
-    "metrics",
-    "workloads",
-    "summary",
-    "tables",
-    "runs",
-    "peers",
+    "server.server_args",
+    "server.protocol",
+    "server.metrics",
+    "harness.load.workloads",
+    "harness.load.summary",
+    "harness.load.runs",
+    "harness.compare.peers",
+    "harness.report.tables",
+)
+FLOORS = (  # of a milestone, from the ground up: each imports from its own floor and from those below
+    "",  # the engine: whatever stands in no wing
+    "server",
+    "harness",  # the names that its rooms share
+    "harness.load",
+    "harness.compare",
+    "harness.report",
+    "harness.explain",
+    "harness.gpu",
+    "harness.cli",
 )
 TORCH_FREE_COMMON = (
     "errors",
@@ -43,11 +54,11 @@ TORCH_FREE_COMMON = (
     "chat",
     "cli",
     "units",
-    "recipe",
-    "child",
-    "gguf_config",
-    "gguf_file",
-    "gguf_tokenizer",
+    "measuring.recipe",
+    "measuring.child",
+    "gguf.config",
+    "gguf.file",
+    "gguf.tokenizer",
 )
 
 # Runs in an interpreter of its own; argv: the heavy modules, then the modules to import, both as JSON.
@@ -93,9 +104,30 @@ def crossing_imports(graph: grimp.ImportGraph, common: str, milestones: Sequence
     return faults
 
 
+def upward_imports(graph: grimp.ImportGraph, milestone: str, floors: Sequence[str] = FLOORS) -> list[str]:
+    """Imports of a floor by one below it. A `__main__` stands on none: it is where they are put together."""
+    faults = []
+    for importer in sorted(modules_of(graph, milestone)):
+        if importer.endswith(".__main__"):
+            continue
+        for imported in sorted(graph.find_modules_directly_imported_by(importer)):
+            here, there = _floor(importer, milestone, floors), _floor(imported, milestone, floors)
+            if there is not None and here is not None and there > here:
+                faults.append(f"{importer} imports {imported}, which stands above it")
+    return faults
+
+
+def _floor(module: str, milestone: str, floors: Sequence[str]) -> int | None:
+    """On which floor of the milestone this module stands; `None` if it is none of its modules."""
+    if f"{module}.".startswith(f"{milestone}."):
+        inside = module.removeprefix(milestone).removeprefix(".")
+        return max(i for i, floor in enumerate(floors) if not floor or f"{inside}.".startswith(f"{floor}."))
+    return None
+
+
 def policy_modules(root: Path, package: str, names: Sequence[str]) -> list[str]:
     """Those of the package's modules `names` that it has, as full names."""
-    return [f"{package}.{name}" for name in names if (root / package / f"{name}.py").is_file()]
+    return [f"{package}.{name}" for name in names if (root / package / f"{name.replace('.', '/')}.py").is_file()]
 
 
 def absolute_self_imports(root: Path, package: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 
-from .server import main
+from .server.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

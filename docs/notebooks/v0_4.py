@@ -21,8 +21,8 @@ import matplotlib.pyplot as plt
 import uvicorn
 
 from v0_4_http import LLMEngine
-from v0_4_http.server import build_app
-from v0_4_http.server_args import ServerArgs
+from v0_4_http.server.app import build_app
+from v0_4_http.server.server_args import ServerArgs
 
 engine = LLMEngine(num_blocks=64)
 app = build_app(engine, ServerArgs(log_level="warning", served_model_name=["smollm"]))

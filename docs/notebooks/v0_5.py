@@ -12,8 +12,8 @@
 import itertools
 import statistics
 
-from v0_5_bench.client import Load, RequestResult, _moments
-from v0_5_bench.summary import summarise
+from v0_5_bench.harness.load.client import Load, RequestResult, _moments
+from v0_5_bench.harness.load.summary import summarise
 
 # %% [markdown]
 # ## A chunk is not a token
@@ -92,8 +92,8 @@ assert means[4] < means[7] < means[10]
 
 # %%
 from v0_5_bench import LLM, SamplingParams
-from v0_5_bench.profiler import Profiler
-from v0_5_bench.workloads import random_ids
+from v0_5_bench.harness.explain.profiler import Profiler
+from v0_5_bench.harness.load.workloads import random_ids
 
 llm = LLM()
 params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -132,7 +132,7 @@ assert "step" not in vars(llm.engine)
 # %%
 import torch
 
-from v0_5_bench.gpu_card import bandwidth
+from v0_5_bench.harness.explain.rates import bandwidth
 
 elements = llm.engine.model.lm_head.numel() + sum(
     matrix.numel()

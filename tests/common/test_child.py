@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.child import Child
 from common.errors import ModelError
+from common.measuring.child import Child
 
 ECHO = """
 import json, sys

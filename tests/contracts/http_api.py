@@ -302,7 +302,7 @@ def test_lgp_2_what_json_cannot_say_is_minus_9999(serve):
 
 
 def test_api_4_null_is_the_same_as_leaving_a_field_out(serve, milestone):
-    protocol = importlib.import_module(f"{milestone.__name__}.protocol")
+    protocol = importlib.import_module(f"{milestone.__name__}.server.protocol")
     certain = Shaped([*b"ABC", EOS], 2, lambda logits: logits * 100)  # so that the default temperature is greedy, too
     with serve(certain, num_blocks=200) as server:
         for path, body, kind in (

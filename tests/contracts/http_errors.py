@@ -287,7 +287,7 @@ def test_smp_9_top_k_is_off_greedy_or_refused_and_spare_rows_are_never_sampled(s
 def test_fields_that_would_change_the_answer_are_refused_by_name_and_accepted_where_they_would_not(
     serve_script, milestone
 ):
-    table = importlib.import_module(f"{milestone.__name__}.protocol").HARMLESS
+    table = importlib.import_module(f"{milestone.__name__}.server.protocol").HARMLESS
     asked = {
         "tools": [{"type": "function"}],
         "tool_choice": "required",

@@ -98,7 +98,7 @@ def test_sse_6_a_client_that_leaves_takes_all_its_prompts_and_choices_with_it(se
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("sends", [True, False])
 def test_sse_6_a_client_that_has_left_before_the_first_event_leaves_nothing_behind(milestone, stream, sends):
-    module = importlib.import_module(f"{milestone.__name__}.server")
+    module = importlib.import_module(f"{milestone.__name__}.server.app")
     model = Successor()
     engine = milestone.LLMEngine(model, tokenizer=byte_tokenizer(), num_blocks=200, block_size=4)
     app = module.build_app(engine, module.ServerArgs())

@@ -21,7 +21,7 @@ NORM = math.log(math.exp(10) + math.exp(5) + 257)  # of SCRIPT's logits: the bes
 def test_answers_are_sent_at_once(milestone):
     # Head and body are two writes. Where Nagle's algorithm holds the second one back until the client has acknowledged
     # the first, every answer takes 40 ms more. asyncio switches it off for sockets that it knows to be TCP.
-    module = importlib.import_module(f"{milestone.__name__}.server")
+    module = importlib.import_module(f"{milestone.__name__}.server.app")
     with (
         module._bind(module.ServerArgs(port=0)) as listening,
         socket.create_connection(listening.getsockname()),

@@ -76,7 +76,7 @@ def test_stp_5_9_stop_strings_shown_and_stop_token_ids_over_http(serve_script):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_sse_1_the_bytes_of_a_stream(milestone, serve_script, monkeypatch, path):
-    serving = importlib.import_module(f"{milestone.__name__}.serving")
+    serving = importlib.import_module(f"{milestone.__name__}.server.serving")
     monkeypatch.setattr(serving, "PING_SECONDS", 0.01)
     said = 'a\nb\r\n"quoted" \\ \u2028\u2029\x85 🙂\n\ndata: [DONE]\n\n'
     body = {"messages": USER, "prompt": PROMPT, "max_tokens": 99, "stream": True}

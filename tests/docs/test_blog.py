@@ -9,7 +9,7 @@ from sources import split_fences
 
 from tools.citations import CITATION, num_code_lines
 from tools.figures import FIGURE
-from v0_5_bench.report import BLOCK
+from v0_5_bench.harness.report.report import BLOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = (ROOT / "docs" / "blog" / name for name in ("mini-vllm.md", "mini-vllm.zh.md"))

@@ -263,7 +263,7 @@ def names_in(file: Path) -> Iterator[str]:
 
 def body_fault(arguments: list[str]) -> str | None:
     """Whether the server of the newest milestone would take a curl's body."""
-    protocol = importlib.import_module(f"{SERVER}.protocol")
+    protocol = importlib.import_module(f"{SERVER}.server.protocol")
     [url] = [word for word in arguments if word.startswith("http://")]
     body = json.loads(arguments[arguments.index("-d") + 1])
     kinds = {"chat/completions": protocol.ChatCompletionRequest, "completions": protocol.CompletionRequest}

@@ -14,7 +14,7 @@ import pytest
 from sources import split_fences
 
 from tools.figures import FIGURE
-from v0_5_bench.report import BLOCK
+from v0_5_bench.harness.report.report import BLOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))

@@ -74,7 +74,7 @@ def running(
         server: fields of `ServerArgs`.
         engine: fields of `EngineArgs`.
     """
-    module = importlib.import_module(f"{milestone.__name__}.server")
+    module = importlib.import_module(f"{milestone.__name__}.server.app")
     args = module.ServerArgs(**({"served_model_name": ["tiny"]} | (server or {})))
     if hasattr(model, "forward"):
         tokenizer = tokenizer or byte_tokenizer()

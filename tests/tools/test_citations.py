@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.recipe import documents
+from common.measuring.recipe import documents
 from tools import citations as module
 from tools.citations import ROOT, citations, fault, folder_for, num_code_lines, symbols
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from common.recipe import ROOT, documents
+from common.measuring.recipe import ROOT, documents
 from tools.figures import update
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.kit.tokenizers import byte_tokenizer, stream
 from v0_3_scheduler.generate import main
-from v0_3_scheduler.plot_trace import main as plot_main
-from v0_3_scheduler.plot_trace import plot, rows
+from v0_3_scheduler.measurements.plot_trace import main as plot_main
+from v0_3_scheduler.measurements.plot_trace import plot, rows
 
 
 @pytest.fixture

@@ -344,7 +344,7 @@ print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
     assert "(default: 1024)" in shown
 
 
-@pytest.mark.parametrize("name", ["v0_4_http", "v0_4_http.server", "v0_4_http.server_args"])
+@pytest.mark.parametrize("name", ["v0_4_http", "v0_4_http.server", "v0_4_http.server.server_args"])
 def test_importing_the_package_or_its_server_loads_nothing_heavy(name):
     done = python(f"import sys, {name}; print([name for name in {HEAVY} if name in sys.modules])")
     assert (done.stdout, done.stderr) == ("[]\n", "")

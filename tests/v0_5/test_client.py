@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from v0_5_bench.client import Load, RequestResult, _moments, run_load
-from v0_5_bench.summary import percentiles, summarise, tables
-from v0_5_bench.workloads import BenchRequest
+from v0_5_bench.harness.load.client import Load, RequestResult, _moments, run_load
+from v0_5_bench.harness.load.summary import percentiles, summarise, tables
+from v0_5_bench.harness.load.workloads import BenchRequest
 
 
 def result(chunk_times, num_output_tokens, start=0.0, end=None, **fields):

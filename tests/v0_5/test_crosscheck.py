@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
-from v0_5_bench import crosscheck, harness, online, workloads
-from v0_5_bench.client import Load, run_load
-from v0_5_bench.summary import summarise
-from v0_5_bench.workloads import random_prompts
+from v0_5_bench.harness import cli as harness
+from v0_5_bench.harness.compare import crosscheck
+from v0_5_bench.harness.load import online, workloads
+from v0_5_bench.harness.load.client import Load, run_load
+from v0_5_bench.harness.load.summary import summarise
+from v0_5_bench.harness.load.workloads import random_prompts
 
 # What `vllm bench serve` writes, from the flags that it was given.
 FAKE_VLLM = """#!{python}

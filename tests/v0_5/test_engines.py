@@ -7,9 +7,10 @@ import re
 import pytest
 
 from common.errors import ModelError
-from v0_5_bench import compare, harness, peers
-from v0_5_bench.engines import OPERATOR_CLASSES, OUTSIDE, REST, operator_class
-from v0_5_bench.peers import Places
+from v0_5_bench.harness import cli as harness
+from v0_5_bench.harness.compare import compare, peers
+from v0_5_bench.harness.compare.engines import OPERATOR_CLASSES, OUTSIDE, REST, operator_class
+from v0_5_bench.harness.compare.peers import Places
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [40]]
 
@@ -43,7 +44,7 @@ def test_our_engines_say_when_each_answer_began_and_what_it_took(places, tiny):
 def test_a_profile_comes_with_the_answer_and_its_parts_are_those_of_the_steps(places, tiny):
     job = {"do": "generate", "prompts": PROMPTS, "output_lens": [6, 6, 6]}
     with peers.Engine("v0_5", peers.describe("v0_5", places)) as engine:
-        answer = engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.profiler"})
+        answer = engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.harness.explain.profiler"})
         again = engine.ask(job)
     assert answer["token_ids"] == again["token_ids"] == [tiny.tokens(prompt, 6) for prompt in PROMPTS]
     profile = answer["profile"]
@@ -58,7 +59,7 @@ def test_a_milestone_without_an_engine_cannot_be_profiled_and_says_so(places):
         peers.Engine("v0_1", peers.describe("v0_1", places)) as engine,
         pytest.raises(ModelError, match=r"v0_1_single_request has no LLMEngine: only v0.3 and later"),
     ):
-        engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.profiler"})
+        engine.ask({"do": "profile", "job": job, "profiler": "v0_5_bench.harness.explain.profiler"})
 
 
 def test_operators_are_split_into_classes_that_add_up(places):

@@ -5,8 +5,12 @@ import json
 import pytest
 
 from common.sampling_params import SamplingParams
-from v0_5_bench import LLM, attribute, experiments, harness, peers, workloads
-from v0_5_bench.experiments import Experiments, interrupt, serve
+from v0_5_bench import LLM
+from v0_5_bench.harness import cli as harness
+from v0_5_bench.harness.compare import peers
+from v0_5_bench.harness.explain import attribute, experiments
+from v0_5_bench.harness.explain.experiments import Experiments, interrupt, serve
+from v0_5_bench.harness.load import workloads
 
 
 @pytest.fixture(autouse=True)

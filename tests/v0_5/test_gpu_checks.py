@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from v0_5_bench import gpu_checks
+from v0_5_bench.harness.gpu import checks
 
 ROOT = Path(__file__).parents[2]
 # What the GPU machine may lack; our own package is not installed there either.
@@ -38,7 +38,7 @@ importlib.machinery.PathFinder.find_spec, importlib.metadata.version = find_spec
 
 def check(out, *arguments, path=ROOT):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "v0_5_bench.gpu_checks", "--out", out, "--repeats", 1, *arguments]
+    command = [sys.executable, "-m", "v0_5_bench.harness.gpu", "--out", out, "--repeats", 1, *arguments]
     done = subprocess.run(
         [str(argument) for argument in command], cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -119,13 +119,13 @@ def run_part(monkeypatch):
 
     def run(code, limit):
         command = subprocess.Popen
-        monkeypatch.setattr(gpu_checks, "LEAST", 0)
+        monkeypatch.setattr(checks, "LEAST", 0)
         monkeypatch.setattr(
-            gpu_checks.subprocess, "Popen", lambda _, **options: command([sys.executable, "-c", code], **options)
+            checks.subprocess, "Popen", lambda _, **options: command([sys.executable, "-c", code], **options)
         )
         args = type("Args", (), {"device": "cpu", "shape": "tiny", "model": None, "repeats": 1})
         part, written = {"status": "running", "items": {}}, []
-        gpu_checks._run_part(args, "machine", limit, part, lambda: written.append(json.dumps(part)))
+        checks._run_part(args, "machine", limit, part, lambda: written.append(json.dumps(part)))
         return part, written
 
     return run
@@ -156,7 +156,7 @@ def test_an_item_that_failed_fails_its_part(run_part):
 
 def test_without_time_a_part_is_skipped():
     part = {"status": "running", "items": {}}
-    gpu_checks._run_part(None, "machine", gpu_checks.LEAST - 1, part, lambda: None)
+    checks._run_part(None, "machine", checks.LEAST - 1, part, lambda: None)
     assert part == {"status": "skipped", "items": {}}
 
 
@@ -183,7 +183,7 @@ def test_what_to_expect_of_a_card():
         "prefill_4000_by_512": result(ttft_ms={"median": 140.0}),
         "split_1": result(note="none"),
     }
-    items = gpu_checks.expectations(MACHINE, serving)
+    items = checks.expectations(MACHINE, serving)
     assert items.keys() == {"basis", "decode_1", "prefill_4000_by_512"}
     # 16 GB of weights and 8 MB of KV at 4 TB/s; 5.6e13 FLOP at 800 TFLOP/s.
     assert items["decode_1"]["best_tokens_per_s"] == pytest.approx(4e12 / (16e9 + 131072 * 62.5))
@@ -194,9 +194,9 @@ def test_what_to_expect_of_a_card():
 
 def test_many_decodes_are_bound_by_the_matrix_rate():
     serving = {"load": LOAD, "decode_900": result(decode_tokens_per_s={"median": 1.0}, prompt_len=1, num_new_tokens=1)}
-    best = gpu_checks.expectations(MACHINE, serving)["decode_900"]["best_tokens_per_s"]
+    best = checks.expectations(MACHINE, serving)["decode_900"]["best_tokens_per_s"]
     assert best == pytest.approx(800e12 / 16e9)
 
 
 def test_what_was_not_measured_is_not_expected():
-    assert gpu_checks._expected({"machine": {"items": {}}})["status"] == "skipped"
+    assert checks._expected({"machine": {"items": {}}})["status"] == "skipped"

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.kit.server import running
-from v0_5_bench import harness, runs
+from v0_5_bench.harness import cli as harness
+from v0_5_bench.harness.load import runs
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ from common import llama
 from common.errors import ModelError
 from common.sampling_params import SamplingParams
 from tests.kit.server import running
-from v0_5_bench import LLM, harness, model_runner, online, profile_routes, profiler
-from v0_5_bench.profiler import PARTS, Profiler
+from v0_5_bench import LLM, model_runner
+from v0_5_bench.harness import cli as harness
+from v0_5_bench.harness.explain import profile_routes, profiler
+from v0_5_bench.harness.explain.profiler import PARTS, Profiler
+from v0_5_bench.harness.load import online
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6], [40, 41]]

@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from common.errors import ModelError
-from common.recipe import ROOT, documents
-from v0_5_bench import harness, report, roofline, tables
+from common.measuring.recipe import ROOT, documents
+from v0_5_bench.harness import cli as harness
+from v0_5_bench.harness.report import report, roofline, tables
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.errors import ModelError, RequestError
-from v0_5_bench.workloads import chats, from_file, parse_range, random_prompts
+from v0_5_bench.harness.load.workloads import chats, from_file, parse_range, random_prompts
 
 
 def test_the_same_seed_gives_the_same_requests_and_lengths_lie_in_their_ranges():

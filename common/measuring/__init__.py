@@ -1,0 +1,1 @@
+"""What measurements need and no engine does: a process of its own (`child`), where a number comes from (`recipe`)."""

@@ -1,0 +1,1 @@
+"""Engines in turns, each in a process of its own."""
