@@ -2,8 +2,8 @@
 
 Memory: the same requests through the slab of v0.1 and through blocks of 8 to 64 tokens, each in a process of its own:
 what each request had reserved and used at its end. Time: the attention of one decode step over all layers, on a slab
-and on blocks. The figures go to `blocks.json` with their recipe; the pages quote that file. Dropped in v0.3,
-which measures something else.
+and on blocks. The figures go to `blocks.json` with their recipe; the pages quote that file. Dropped in v0.3, which
+measures something else.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """What batching brings, and what it costs: `python -m v0_3_scheduler.measurements.batching`.
 
 Ratios within one run, engines alternating where there are two. `--vllm-python` names the interpreter of an environment
-with the real vLLM, which then answers the same prompts in a process of its own. The figures go to
-`batching.json`, each with its recipe; the pages quote that file. Dropped in v0.4.
+with the real vLLM, which then answers the same prompts in a process of its own. The figures go to `batching.json`, each
+with its recipe; the pages quote that file. Dropped in v0.4.
 """
 
 import argparse
