@@ -24,7 +24,7 @@ from common.weights import resolve
 from tests.kit.checkpoints import tiny_llama
 from tests.kit.models import ScriptModel, reference_tokens
 from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
-from tools.ledger import load_ledger
+from tools.milestones import load_ledger
 
 ROOT = Path(__file__).parent.parent
 ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what goes to the engine, not to SCRIPT

@@ -11,6 +11,7 @@ from tools.import_rules import (
     TORCH_FREE_COMMON,
     absolute_self_imports,
     build_graph,
+    circular_imports,
     crossing_imports,
     forbidden_imports,
     import_statements,
@@ -19,7 +20,7 @@ from tools.import_rules import (
     policy_modules,
     upward_imports,
 )
-from tools.ledger import load_ledger
+from tools.milestones import load_ledger
 
 ROOT = Path(__file__).parents[1]
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
@@ -41,6 +42,10 @@ def test_nothing_imports_vllm(graph: grimp.ImportGraph) -> None:
     internal = {module for package in PACKAGES for module in modules_of(graph, package)}
     assert forbidden_imports(graph, internal, {VLLM}) == []
     assert import_statements(ROOT, [*PACKAGES, "tests"], VLLM) == []
+
+
+def test_no_two_tools_import_each_other(graph: grimp.ImportGraph) -> None:
+    assert circular_imports(graph, "tools") == []
 
 
 @pytest.mark.parametrize("milestone", MILESTONES)
@@ -74,6 +79,8 @@ BROKEN = {
     "made_common/chat.py": "from made_tools import helper\n",
     "made_tools/__init__.py": "",
     "made_tools/helper.py": "import made_one\n",
+    "made_tools/ledger.py": "from made_tools import helper\nfrom made_tools.carry import carry\n",
+    "made_tools/carry.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from made_tools import ledger\n",
     "made_one/__init__.py": "",
     "made_one/engine.py": "from made_common import weights\n",
     "made_one/request.py": f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import {VLLM}.outputs\n",
@@ -138,6 +145,14 @@ def test_imports_of_an_upper_floor_are_found_and_a_main_may_make_them(broken_gra
         "made_three.lower.app imports made_three.upper.hall, which stands above it",
         "made_three.upper.room imports made_three.upper.hall, which stands above it",
     ]
+
+
+def test_circular_imports_are_found(broken_graph: grimp.ImportGraph) -> None:
+    assert circular_imports(broken_graph, "made_tools") == [
+        "made_tools.carry imports made_tools.ledger, which leads back to it",
+        "made_tools.ledger imports made_tools.carry, which leads back to it",
+    ]
+    assert circular_imports(broken_graph, "made_common") == []
 
 
 def test_absolute_self_imports_are_found(broken: Path) -> None:

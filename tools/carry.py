@@ -25,10 +25,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tools.ledger import Milestone  # which imports this module
+from tools.milestones import Milestone
 
 
 class CarryError(Exception):
@@ -56,7 +54,7 @@ class Step:
     conflict: bool = False
 
 
-def carry(root: Path, milestones: Sequence["Milestone"], source: "Milestone", path: str, *, base: str = "HEAD") -> int:
+def carry(root: Path, milestones: Sequence[Milestone], source: Milestone, path: str, *, base: str = "HEAD") -> int:
     """Carry the fix of `source`'s `path`, and print what was done in each later milestone.
 
     Returns:
@@ -96,7 +94,7 @@ def carry(root: Path, milestones: Sequence["Milestone"], source: "Milestone", pa
     return 1 if conflicts else 0
 
 
-def _fix_of_source(root: Path, source: "Milestone", path: str, base: str) -> Fix:
+def _fix_of_source(root: Path, source: Milestone, path: str, base: str) -> Fix:
     where = f"{source.name}/{path}"
     kind = source.kind(path)
     if kind is None or kind == "dropped":
@@ -121,7 +119,7 @@ def _fix_of_source(root: Path, source: "Milestone", path: str, base: str) -> Fix
     return Fix(before, after)
 
 
-def _step(root: Path, milestone: "Milestone", path: str, fix: Fix, base: str) -> Step:
+def _step(root: Path, milestone: Milestone, path: str, fix: Fix, base: str) -> Step:
     """What `milestone` has to do to follow its predecessor's `fix`. Reads only."""
     where = f"{milestone.name}/{path}"
     kind = milestone.kind(path)
@@ -148,7 +146,7 @@ def _copy(where: str, now: bytes, fix: Fix, base: str) -> Step:
     )
 
 
-def _merge(root: Path, milestone: "Milestone", path: str, now: bytes, fix: Fix, base: str) -> Step:
+def _merge(root: Path, milestone: Milestone, path: str, now: bytes, fix: Fix, base: str) -> Step:
     where = f"{milestone.name}/{path}"
     if has_conflict_markers(now):
         return Step("changed, still has conflict markers", conflict=True)

@@ -20,7 +20,7 @@ from rich.table import Table
 from common.cli import read_lines, run
 from common.errors import ModelError
 from common.sampling_params import SamplingParams
-from tools.ledger import load_ledger
+from tools.milestones import load_ledger
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = ROOT / "v0_3_scheduler" / "results" / "questions.txt"

@@ -125,6 +125,17 @@ def _floor(module: str, milestone: str, floors: Sequence[str]) -> int | None:
     return None
 
 
+def circular_imports(graph: grimp.ImportGraph, package: str) -> list[str]:
+    """Direct imports inside the package from which other imports lead back."""
+    modules = modules_of(graph, package)
+    return [
+        f"{importer} imports {imported}, which leads back to it"
+        for importer in sorted(modules)
+        for imported in sorted(graph.find_modules_directly_imported_by(importer) & modules)
+        if graph.chain_exists(importer=imported, imported=importer)
+    ]
+
+
 def policy_modules(root: Path, package: str, names: Sequence[str]) -> list[str]:
     """Those of the package's modules `names` that it has, as full names."""
     return [f"{package}.{name}" for name in names if (root / package / f"{name.replace('.', '/')}.py").is_file()]

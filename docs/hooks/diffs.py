@@ -29,7 +29,7 @@ from sources import (
     version_of,
 )
 
-from tools.ledger import LedgerError, Milestone, load_ledger, order_faults
+from tools.milestones import LedgerError, Milestone, load_ledger, order_faults
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

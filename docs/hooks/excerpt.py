@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sources import SourceError, fence, language_of, place_of, read_source, relative_link, replace_directives
 
-from tools.ledger import LedgerError, Milestone, load_ledger
+from tools.milestones import LedgerError, Milestone, load_ledger
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

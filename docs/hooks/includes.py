@@ -27,7 +27,7 @@ from sources import (
     split_fences,
 )
 
-from tools.ledger import LedgerError, Milestone, load_ledger
+from tools.milestones import LedgerError, Milestone, load_ledger
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

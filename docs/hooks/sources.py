@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `mkdocs` does not look in the repository's root
 
-from tools.ledger import Milestone
+from tools.milestones import Milestone
 
 LANGUAGES = {  # names of Pygments' lexers; any other file is shown without colours
     ".py": "python",

@@ -8,7 +8,7 @@ import diffs
 import pytest
 from sources import SourceError
 
-from tools.ledger import load_ledger
+from tools.milestones import load_ledger
 
 
 def page(root: Path, number: int) -> str:

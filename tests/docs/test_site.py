@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.ledger import load_ledger
+from tools.milestones import load_ledger
 from tools.sitecheck import check
 
 ROOT = Path(__file__).resolve().parents[2]

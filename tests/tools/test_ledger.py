@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tools.ledger import LedgerError, changed_lines, find_milestone, ledger_faults, load_ledger, main
+from tools.ledger import changed_lines, ledger_faults, main
+from tools.milestones import LedgerError, find_milestone, load_ledger
 
 ROOT = Path(__file__).parents[2]
 FOURTH_SAME = 'same = ["llm.py", "blocks.py", "only_first.py"]'
