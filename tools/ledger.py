@@ -8,7 +8,6 @@ What it says, and how it is read, is in `tools/milestones.py`.
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -52,60 +51,72 @@ def ledger_faults(root: Path, milestones: Sequence[Milestone]) -> list[str]:
 
 def _file_faults(root: Path, milestone: Milestone) -> Iterator[str]:
     """The faults of one milestone's files, where its folder and its predecessor's exist."""
-    name, predecessor = milestone.name, milestone.predecessor
-    before = root / predecessor if predecessor else None
-    listed = milestone.listed()
-    for path, count in Counter(path for _, path in listed).items():
-        if count > 1:
-            yield f"{name}/{path} is listed {count} times: leave the one entry that is true."
-    for kind, path in listed:
-        if before is None and kind != "new":
-            yield f"{name}/{path} is listed as {kind}, but there is no predecessor: list it as new."
-        elif fault := _fault(kind, root / name / path, before / path if before else None):
-            yield f"{name}/{path} {fault.format(predecessor=predecessor, path=path)}"
-
-    paths = {path for _, path in listed}
-    here = source_files(root / name)
-    for path in sorted(here - paths):
-        kind = _true_kind(root / name / path, before / path if before else None)
-        yield f"{name}/{path} is not listed: list it as {kind}, or remove it."
+    here, before = root / milestone.name, root / milestone.predecessor if milestone.predecessor else None
+    yield from _listed_faults(here, before, milestone)
+    paths = {path for _, path in milestone.listed()}
+    files = source_files(here)
+    for path in sorted(files - paths):
+        yield f"{here.name}/{path} is not listed: list it as {_true_kind(here, before, path)}, or remove it."
     if before is not None:
-        for path in sorted(source_files(before) - here - paths):
-            yield f"{name} does not account for {predecessor}/{path}: list it as dropped, or copy it."
-    for path in sorted(here):
-        if has_conflict_markers((root / name / path).read_bytes()):
-            yield f"{name}/{path} has conflict markers in it: resolve them, then carry on with --from {name}."
+        for path in sorted(source_files(before) - files - paths):
+            yield f"{here.name} does not account for {before.name}/{path}: list it as dropped, or copy it."
+    for path in sorted(files):
+        if has_conflict_markers((here / path).read_bytes()):
+            yield f"{here.name}/{path} has conflict markers in it: resolve them, then carry on with --from {here.name}."
 
 
-def _fault(kind: str, here: Path, before: Path | None) -> str | None:
+def _listed_faults(here: Path, before: Path | None, milestone: Milestone) -> Iterator[str]:
+    """What is wrong with the entries; `here` and `before` are the folders of the milestone and its predecessor."""
+    for folder in milestone.folders:
+        if not folder.files:
+            yield f"{here.name}/{folder.path} is listed as {folder.kind} but stands for no file: take it out."
+    kinds: dict[str, list[str]] = {}
+    for kind, path in milestone.listed():
+        kinds.setdefault(path, []).append(kind)
+    for path, listed in kinds.items():
+        if len(listed) > 1:
+            once = f"list it once, by its own name, as {_true_kind(here, before, path)}"
+            yield f"{here.name}/{path} is listed {len(listed)} times ({', '.join(listed)}): {once}."
+        elif before is None and listed != ["new"]:
+            yield f"{here.name}/{path} is listed as {listed[0]}, but there is no predecessor: list it as new."
+        elif fault := _fault(listed[0], here, before, path):
+            yield f"{here.name}/{path} {fault}"
+
+
+def _fault(kind: str, here: Path, before: Path | None, path: str) -> str | None:
     """What is wrong with one listed file, as the end of a sentence that starts with its path."""
-    if kind == "dropped":
-        if here.is_file():
-            return f"is listed as dropped but is still there: remove it, or list it as {_true_kind(here, before)}."
-        if before is None or not before.is_file():
-            return "is listed as dropped, but {predecessor} does not have it: take it out of the ledger."
-        return None
-    if not here.is_file():
-        return f"is listed as {kind} but does not exist: add it, or take it out of the ledger."
-    true_kind = _true_kind(here, before)
+    true_kind = _true_kind(here, before, path)
     if kind == true_kind:
         return None
+    predecessor = before.name if before else "no predecessor"
+    if true_kind is None:
+        if kind == "dropped":
+            return f"is listed as dropped, but {predecessor} does not have it: take it out of the ledger."
+        return f"is listed as {kind} but does not exist: add it, or take it out of the ledger."
+    if kind == "dropped":
+        return f"is listed as dropped but is still there: remove it, or list it as {true_kind}."
+    if true_kind == "dropped":
+        return f"is listed as {kind} but does not exist: add it, or list it as dropped."
     if kind == "new":
-        return f"is listed as new, but {{predecessor}} has it: list it as {true_kind}."
+        return f"is listed as new, but {predecessor} has it: list it as {true_kind}."
     if true_kind == "new":
-        return f"is listed as {kind}, but {{predecessor}} does not have it: list it as new."
+        return f"is listed as {kind}, but {predecessor} does not have it: list it as new."
     if kind == "same":
         return (
-            "is listed as same but differs from {predecessor}/{path}: "
+            f"is listed as same but differs from {predecessor}/{path}: "
             "carry the fix forward (`python -m tools.ledger carry`), copy the file, or list it as changed."
         )
-    return "is listed as changed but equals {predecessor}/{path}: list it as same."
+    return f"is listed as changed but equals {predecessor}/{path}: list it as same."
 
 
-def _true_kind(here: Path, before: Path | None) -> str:
-    if before is None or not before.is_file():
+def _true_kind(here: Path, before: Path | None, path: str) -> str | None:
+    """What the file at `path` is in the milestone `here`; `None` if neither it nor the one before has the file."""
+    is_before = before is not None and (before / path).is_file()
+    if not (here / path).is_file():
+        return "dropped" if is_before else None
+    if before is None or not is_before:
         return "new"
-    return "same" if here.read_bytes() == before.read_bytes() else "changed"
+    return "same" if (here / path).read_bytes() == (before / path).read_bytes() else "changed"
 
 
 def check(root: Path) -> int:

@@ -1,13 +1,26 @@
 """The ledger of the milestones, as it stands in `pyproject.toml`: one table `[tool.milestones.NAME]` per milestone.
 
 It says which file is new, changed, same or dropped against the predecessor. The tables are in the order of the lessons,
-paths are relative to the milestone's folder. This file reads it; whether it is true is asked by `tools/ledger.py`.
+paths are relative to the milestone's folder. An entry that ends in "/" is a folder, and stands for the source files
+below it that are not listed by their own names:
+
+    new = ["harness/"]              the files that this milestone has there
+    same = ["server/"]              the files that this milestone or its predecessor has there
+    dropped = ["measurements/"]     the files that its predecessor has there
+
+Each of these files has to be what its folder is listed as. An exception is listed by its own name: `same = ["server/"]`
+with `changed = ["server/app.py"]` is all of `server/` but one file. A folder may be dropped and new in one milestone,
+which replaces its files by others; a file that stays is, again, listed by its own name. No folder is `changed`.
+
+This file reads the ledger and puts the files in the place of their folders, so that its users see files only. Whether
+the ledger is true is asked by `tools/ledger.py`.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 KINDS = ("new", "changed", "same", "dropped")
 SOURCE_SUFFIXES = frozenset({".py", ".c", ".h", ".cpp", ".cu", ".html", ".css", ".js", ".mjs"})  # results do not count
@@ -17,12 +30,22 @@ class LedgerError(ValueError):
     """The ledger cannot be read, or a milestone is not in it: the message says where, and what to do next."""
 
 
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that is listed as a whole: `path` ends in "/", and `files` are those that it stands for."""
+
+    kind: str
+    path: str
+    files: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milestone:
-    """One entry of the ledger as it is written; `check` says whether it is true.
+    """One milestone of the ledger; `check` says whether what it lists is true.
 
     `name` is that of the folder and the package, `predecessor` is `None` for the first milestone only. The four tuples
-    hold paths relative to the folder, with forward slashes.
+    hold the paths of files, relative to the folder and with forward slashes. Those that are listed by their folder are
+    among them; `folders` says which ones these are.
     """
 
     name: str
@@ -32,6 +55,7 @@ class Milestone:
     changed: tuple[str, ...] = ()
     same: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    folders: tuple[Folder, ...] = ()
 
     def kind(self, path: str) -> str | None:
         """`"new"`, `"changed"`, `"same"` or `"dropped"`; `None` for a path that is not listed."""
@@ -45,6 +69,8 @@ class Milestone:
 def load_ledger(root: Path) -> list[Milestone]:
     """The milestones of `root`'s `pyproject.toml`, in the order in which they are written.
 
+    For the folders that are listed, the tree is looked at: which files they have now.
+
     Raises:
         LedgerError: there is no ledger, or an entry has a key or a value that it cannot have.
     """
@@ -55,28 +81,57 @@ def load_ledger(root: Path) -> list[Milestone]:
         raise LedgerError(f"{file} is not valid TOML: {error}.") from error
     except (OSError, KeyError) as error:
         raise LedgerError(f"{file} holds no [tool.milestones]: run this in the repository's root.") from error
-    return [_milestone(name, table) for name, table in tables.items()]
+    return [_milestone(root, name, table) for name, table in tables.items()]
 
 
-def _milestone(name: str, table: dict[str, object]) -> Milestone:
+def _milestone(root: Path, name: str, table: dict[str, object]) -> Milestone:
     where = f"pyproject.toml, [tool.milestones.{name}]"
     if unknown := sorted(table.keys() - {"title", "predecessor", *KINDS}):
         raise LedgerError(f"{where}: unknown key {unknown[0]!r}; an entry has title, predecessor, {', '.join(KINDS)}.")
     title, predecessor = table.get("title"), table.get("predecessor")
     if not isinstance(title, str) or not isinstance(predecessor, str | None):
         raise LedgerError(f"{where}: title (required) and predecessor must be strings.")
-    listed = {}
-    for kind in KINDS:
-        paths = table.get(kind, [])
-        if not isinstance(paths, list) or not all(isinstance(path, str) and _is_inside(path) for path in paths):
-            raise LedgerError(f"{where}: {kind} must be a list of paths inside the folder, like 'web/index.html'.")
-        listed[kind] = tuple(paths)
-    return Milestone(name=name, title=title, predecessor=predecessor, **listed)
+    listed = {kind: _entries(where, kind, table.get(kind, [])) for kind in KINDS}
+    folders = _folders(root / name, root / predecessor if predecessor else None, listed)
+    files_of = {(folder.kind, folder.path): folder.files for folder in folders}
+    files = {
+        kind: tuple(file for entry in entries for file in files_of.get((kind, entry), (entry,)))
+        for kind, entries in listed.items()
+    }
+    return Milestone(name=name, title=title, predecessor=predecessor, folders=folders, **files)
+
+
+def _entries(where: str, kind: str, entries: Any) -> tuple[str, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, str) and _is_inside(entry) for entry in entries):
+        raise LedgerError(
+            f"{where}: {kind} must be a list of paths inside the folder, like 'web/index.html', "
+            "or 'web/' for all that is below it."
+        )
+    if kind == "changed" and (folders := [entry for entry in entries if entry.endswith("/")]):
+        raise LedgerError(
+            f"{where}: a folder is never changed as a whole. List the changed files of {folders[0]} one by one; "
+            f"the others can stay under same as {folders[0]!r}."
+        )
+    return tuple(entries)
 
 
 def _is_inside(path: str) -> bool:
     """Whether this is the one way to write a path inside the folder, so that equal paths are equal strings."""
+    path = path.removesuffix("/")
     return path != "." and path == str(PurePosixPath(path)) and ".." not in path.split("/") and path[0] != "/"
+
+
+def _folders(here: Path, before: Path | None, listed: Mapping[str, Sequence[str]]) -> tuple[Folder, ...]:
+    """The entries that are folders, with their files. `here` is the milestone's own folder."""
+    by_name = {entry for entries in listed.values() for entry in entries if not entry.endswith("/")}
+    trees: dict[str, list[Path | None]] = {"new": [here], "same": [here, before], "dropped": [before]}
+    folders = []
+    for kind, entries in listed.items():
+        for entry in entries:
+            if entry.endswith("/"):
+                found = {f"{entry}{file}" for tree in trees[kind] if tree for file in source_files(tree / entry)}
+                folders.append(Folder(kind, entry, tuple(sorted(found - by_name))))
+    return tuple(folders)
 
 
 def find_milestone(milestones: Sequence[Milestone], name: str) -> Milestone:

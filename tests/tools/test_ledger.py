@@ -76,13 +76,17 @@ BREACHES: dict[str, tuple[Callable[[Any], object], list[str]]] = {
         lambda tree: tree.edit_ledger('dropped = ["only_first.py"', 'dropped = ["only_first.py", "web/app.js"'),
         ["v0_2_second/web/app.js is listed as dropped, but v0_1_first does not have it: take it out of the ledger."],
     ),
+    "listed file that never existed": (
+        lambda tree: tree.edit_ledger('new = ["blocks.py"]', 'new = ["blocks.py", "web/app.js"]'),
+        ["v0_2_second/web/app.js is listed as new but does not exist: add it, or take it out of the ledger."],
+    ),
     "listed file that does not exist": (
         lambda tree: tree.remove("v0_4_fourth/llm.py"),
-        ["v0_4_fourth/llm.py is listed as same but does not exist: add it, or take it out of the ledger."],
+        ["v0_4_fourth/llm.py is listed as same but does not exist: add it, or list it as dropped."],
     ),
     "listed twice": (
         lambda tree: tree.edit_ledger('new = ["blocks.py"]', 'new = ["blocks.py", "blocks.py"]'),
-        ["v0_2_second/blocks.py is listed 2 times: leave the one entry that is true."],
+        ["v0_2_second/blocks.py is listed 2 times (new, new): list it once, by its own name, as new."],
     ),
     "folder without an entry": (
         lambda tree: tree.write("v0_5_fifth/llm.py"),
@@ -167,6 +171,10 @@ def test_changed_lines_are_removed_plus_added(before: bytes, after: bytes, expec
         ('title = "x"\nnew = ["../a.py"]', "new must be a list of paths"),
         ('title = "x"\nnew = ["./a.py"]', "new must be a list of paths"),
         ('title = "x"\nnew = [""]', "new must be a list of paths"),
+        ('title = "x"\nnew = ["/"]', "new must be a list of paths"),
+        ('title = "x"\nnew = ["a//"]', "new must be a list of paths"),
+        ('title = "x"\nnew = ["../a/"]', "new must be a list of paths"),
+        ('title = "x"\nchanged = ["a/"]', "List the changed files of a/ one by one"),
         ("title = ", "is not valid TOML"),
     ],
 )
