@@ -19,7 +19,7 @@ from pathlib import Path
 import grimp
 
 HEAVY = ("torch", "transformers")  # seconds to import, and no business of a policy
-POLICY_MODULES = (  # in a milestone, where it has them
+POLICY_MODULES = (  # in a milestone, where it has them; one in a folder as "server.protocol"
     "block_manager",
     "request",
     "scheduler",
@@ -137,7 +137,7 @@ def circular_imports(graph: grimp.ImportGraph, package: str) -> list[str]:
 
 
 def policy_modules(root: Path, package: str, names: Sequence[str]) -> list[str]:
-    """Those of the package's modules `names` that it has, as full names."""
+    """Those of the package's modules `names` that it has, as full names. A dot in a name leads into a folder."""
     return [f"{package}.{name}" for name in names if (root / package / f"{name.replace('.', '/')}.py").is_file()]
 
 
