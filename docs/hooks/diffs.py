@@ -3,19 +3,22 @@
     v0.1    "Source of v0.1": every file whole
     v0.2 …  "v0.1 → v0.2": the diff of each changed file, each new file whole, the others by name
 
+A file that the ledger lists as dropped and, under another path, as new was moved: it is shown as such, with the diff
+against the old path if it was edited. A folder that is the same as before, or gone, is one name if the ledger lists it.
+
 Nothing is written to docs/. The pages stand in the navigation where `mkdocs.yml` has the empty section "Changes", and
 are left out of the search, which would find every line twice. Whether the ledger is true is not asked here: that is
 `python -m tools.ledger check`.
 """
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from difflib import SequenceMatcher
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from comparison import lines_of, unified_diff
 from sources import (
     SourceError,
     anchor_of,
@@ -24,6 +27,7 @@ from sources import (
     indent,
     language_of,
     lesson_page,
+    moves,
     read_source,
     relative_link,
     version_of,
@@ -37,8 +41,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 SECTION = "Changes"
-CONTEXT = 3  # unchanged lines around a change, as `diff -u` has them
-DEFINITION = re.compile(r"\s*(?:async def|def|class)\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,12 @@ def render(root: Path, milestone: Milestone, predecessor: Milestone | None) -> s
     lines = ["---", f"title: {title}", "search:", "  exclude: true", "hide:", "  - toc", "---", "", f"# {title}", ""]
     lines += [introduction(milestone, predecessor), "", *table(changes), ""]
     if milestone.same:
-        lines += [f"Unchanged: {', '.join(f'`{path}`' for path in milestone.same)}.", ""]
+        lines += [f"Unchanged: {', '.join(unchanged(milestone))}.", ""]
     for change in changes:
         if change.body:
             lines += [f"## `{change.path}` {{ #{anchor_of(change.path)} }}", ""]
-            lines += [f'???+ {change.status} "{change.summary}"', "", indent(change.body, "    "), ""]
+            colour = "new" if change.status == "new" else "changed"  # the classes that the stylesheet knows
+            lines += [f'???+ {colour} "{change.summary}"', "", indent(change.body, "    "), ""]
     return "\n".join(lines)
 
 
@@ -162,22 +165,66 @@ def _count(sign: str, number: int) -> str:
     return f"{sign}{number}" if number else "0"
 
 
+def unchanged(milestone: Milestone) -> Iterator[str]:
+    """The files that are the same, in the ledger's words."""
+    for entry in dict.fromkeys(entry_of(milestone, path) for path in milestone.same):
+        yield f"`{entry}`" if is_whole(milestone, entry) else f"the rest of `{entry}`"
+
+
+def entry_of(milestone: Milestone, path: str) -> str:
+    """What the ledger lists the file by: its folder, or its own name."""
+    return next((folder.path for folder in milestone.folders if path in folder.files), path)
+
+
+def is_whole(milestone: Milestone, entry: str) -> bool:
+    """Whether the entry is a file, or a folder whose files are all of one kind."""
+    below = {kind for kind, path in milestone.listed() if path.startswith(entry)}
+    return len(below) == 1 or not entry.endswith("/")
+
+
 def file_changes(root: Path, milestone: Milestone, predecessor: Milestone | None) -> Iterator[FileChange]:
-    """Changed, new and dropped files, each kind in the ledger's order."""
+    """Changed, new (or moved) and dropped files, each kind in the ledger's order."""
     before = predecessor.name if predecessor else ""
+    moved = moves(root, milestone)
+    moved_away = {move.path for move in moved.values()}
     for path in milestone.changed:
-        old, new = f"{before}/{path}", f"{milestone.name}/{path}"
-        diff, added, removed = unified_diff(_text(root, old), _text(root, new), old, new)
-        summary = f"diff, +{added} −{removed} lines"
-        yield FileChange(path, "changed", added, removed, fence(diff, "diff"), summary)
+        yield _changed(root, f"{before}/{path}", milestone.name, path)
     for path in milestone.new:
-        text = _text(root, f"{milestone.name}/{path}")
-        num_lines = len(_lines(text))
-        body = fence(text, language_of(path)) if text else "The file is empty."
-        summary = f"whole file, {num_lines} {'line' if num_lines == 1 else 'lines'}"
-        yield FileChange(path, "new", num_lines, 0, body, summary)
-    for path in milestone.dropped:
-        yield FileChange(path, "dropped", 0, len(_lines(_text(root, f"{before}/{path}"))))
+        move = moved.get(path)
+        if move is None:
+            yield _new(root, milestone.name, path)
+        elif move.is_equal:
+            yield FileChange(path, f"moved from `{move.path}`", 0, 0)
+        else:
+            change = _changed(root, f"{before}/{move.path}", milestone.name, path)
+            yield replace(change, status=f"changed, moved from `{move.path}`")
+    yield from _dropped(root, milestone, before, [path for path in milestone.dropped if path not in moved_away])
+
+
+def _changed(root: Path, old: str, milestone: str, path: str) -> FileChange:
+    """A file with its diff against the one at `old`, which is relative to the repository."""
+    new = f"{milestone}/{path}"
+    diff, added, removed = unified_diff(_text(root, old), _text(root, new), old, new)
+    return FileChange(path, "changed", added, removed, fence(diff, "diff"), f"diff, +{added} −{removed} lines")
+
+
+def _new(root: Path, milestone: str, path: str) -> FileChange:
+    text = _text(root, f"{milestone}/{path}")
+    num_lines = len(lines_of(text))
+    body = fence(text, language_of(path)) if text else "The file is empty."
+    summary = f"whole file, {num_lines} {'line' if num_lines == 1 else 'lines'}"
+    return FileChange(path, "new", num_lines, 0, body, summary)
+
+
+def _dropped(root: Path, milestone: Milestone, before: str, paths: Sequence[str]) -> Iterator[FileChange]:
+    """The files `paths`, which the milestone `before` has; those of a folder that is gone are counted together."""
+    removed = Counter[str]()
+    for path in paths:
+        entry = entry_of(milestone, path)
+        name = entry if is_whole(milestone, entry) else path
+        removed[name] += len(lines_of(_text(root, f"{before}/{path}")))
+    for name, num_lines in removed.items():
+        yield FileChange(name, "dropped", 0, num_lines)
 
 
 def _text(root: Path, path: str) -> str:
@@ -186,41 +233,3 @@ def _text(root: Path, path: str) -> str:
     if file.is_file() and b"\0" in (content := file.read_bytes()):
         return f"(not text: {len(content)} bytes, SHA-256 {sha256(content).hexdigest()[:16]})\n"
     return read_source(root, path)
-
-
-def unified_diff(old: str, new: str, old_name: str, new_name: str) -> tuple[str, int, int]:
-    """The diff in `diff -u`'s form, and the number of lines added and removed.
-
-    `difflib.unified_diff` is not used: in files of 200 lines or more it takes frequent lines for noise, and its diffs
-    get longer than they need to be. As git does, a hunk names the definition that it begins in.
-    """
-    before, after = _lines(old), _lines(new)
-    lines, added, removed = [f"--- {old_name}", f"+++ {new_name}"], 0, 0
-    for hunk in SequenceMatcher(None, before, after, autojunk=False).get_grouped_opcodes(CONTEXT):
-        old_start, old_end, new_start, new_end = hunk[0][1], hunk[-1][2], hunk[0][3], hunk[-1][4]
-        above = next((line for line in reversed(before[:old_start]) if DEFINITION.match(line)), "").strip()
-        ranges = f"-{_range(old_start, old_end)} +{_range(new_start, new_end)}"
-        lines.append(f"@@ {ranges} @@ {above}".rstrip())
-        for kind, i1, i2, j1, j2 in hunk:
-            if kind == "equal":
-                lines += [_line(" ", line) for line in before[i1:i2]]
-                continue
-            lines += [_line("-", line) for line in before[i1:i2]]
-            lines += [_line("+", line) for line in after[j1:j2]]
-            removed += i2 - i1
-            added += j2 - j1
-    return "\n".join(lines) + "\n", added, removed
-
-
-def _lines(text: str) -> list[str]:
-    """Lines with their ends, so that a last line without one is different from one with it. Only "\\n" ends a line."""
-    return re.findall(r"[^\n]*\n|[^\n]+", text)
-
-
-def _line(sign: str, line: str) -> str:
-    return sign + (line.removesuffix("\n") if line.endswith("\n") else line + "\n\\ No newline at end of file")
-
-
-def _range(start: int, end: int) -> str:
-    """Where a hunk stands, from 1; an empty range names the line before it."""
-    return f"{start + 1 if end > start else start},{end - start}"

@@ -57,7 +57,7 @@ def excerpt(root: Path, path: str, symbol: str, page: str, milestones: Sequence[
         block = fence(text, language_of(path), f"{path}{_lines(first, last, is_chinese)}")
     else:
         block = fence(source, language_of(path), path)
-    place = place_of(path, milestones)
+    place = place_of(root, path, milestones)
     if place is None:
         return block
     if is_chinese:

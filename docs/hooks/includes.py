@@ -152,5 +152,5 @@ def shown_at(target: str, source: str, root: Path, milestones: Sequence[Mileston
     for milestone in milestones:
         if path == milestone.name:
             return lesson_page(milestone)
-    place = place_of(path, milestones)
+    place = place_of(root, path, milestones)
     return place.target if place else None

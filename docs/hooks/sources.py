@@ -1,6 +1,6 @@
 """Where the site shows a file of the repository, how its text is fenced, and how a page's directives are found.
 
-The three hooks beside this file share it. It knows the repository and Markdown, but nothing of mkdocs, so that it can
+The hooks beside this file share it. It knows the repository and Markdown, but nothing of mkdocs, so that it can
 be tested without it; the hooks turn its `SourceError` into one that ends the build.
 
 A directive is a line of its own outside every code fence, `--name-- arguments`. It may be indented (in a list, in an
@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `mkdocs` does not look in the repository's root
+
+from comparison import Move, moved_files
 
 from tools.milestones import Milestone
 
@@ -103,19 +105,31 @@ class Place(NamedTuple):
     whole: bool
 
 
-def place_of(path: str, milestones: Sequence[Milestone]) -> Place | None:
+def moves(root: Path, milestone: Milestone) -> dict[str, Move]:
+    """The milestone's new files that are dropped ones of its predecessor, moved: by their new paths."""
+    if milestone.predecessor is None:
+        return {}
+    return moved_files(root / milestone.name, milestone.new, root / milestone.predecessor, milestone.dropped)
+
+
+def place_of(root: Path, path: str, milestones: Sequence[Milestone]) -> Place | None:
     """The place that shows a file of a milestone.
 
-    A file that is the same as before is shown where it was changed last. `None`: no page shows it.
+    A file that is the same as before, moved or not, is shown where it was changed last. `None`: no page shows it.
     """
     by_name = {milestone.name: milestone for milestone in milestones}
     folder, _, inside = path.partition("/")
     milestone = by_name.get(folder)
     while milestone is not None:
         kind = milestone.kind(inside)
-        if kind in ("new", "changed"):
-            return Place(f"{changes_page(milestone)}#{anchor_of(inside)}", whole=kind == "new")
-        milestone = by_name.get(milestone.predecessor or "") if kind == "same" else None
+        move = moves(root, milestone).get(inside) if kind == "new" else None
+        if move is not None and move.is_equal:
+            inside = move.path
+        elif kind in ("new", "changed"):
+            return Place(f"{changes_page(milestone)}#{anchor_of(inside)}", whole=kind == "new" and move is None)
+        elif kind != "same":
+            return None
+        milestone = by_name.get(milestone.predecessor or "")
     return None
 
 
