@@ -29,7 +29,7 @@ open(flags["--result-dir"] + "/" + flags["--result-filename"], "w").write(json.d
 
 def test_the_mock_server_sends_what_it_plans_never_early():
     load = (6, 3, 5)
-    with online.started("mock_server") as url:
+    with online.started("v0_5_bench.harness.load.mock_server") as url:
         assert online.first_model(url, None) == "mock"
         requests = random_prompts(load[0], (7, 7), (load[2],) * 2, seed=0)
         results = asyncio.run(run_load(Load(base_url=url, model="mock", concurrency=load[1]), requests))
