@@ -23,7 +23,7 @@ from common.sampling_params import SamplingParams
 from tools.milestones import load_ledger
 
 ROOT = Path(__file__).parent.parent
-QUESTIONS = ROOT / "v0_3_scheduler" / "results" / "questions.txt"
+QUESTIONS = ROOT / "v0_3_scheduler" / "measurements" / "questions.txt"
 
 # Runs in the process of one milestone. One short answer first: what is done once a process belongs to no question.
 CHILD = """

@@ -2,16 +2,22 @@
 
     --excerpt-- v0_1_single_request/kv_cache.py KVCache.attend
     --excerpt-- v0_1_single_request/generate.py
+    --excerpt-- v0_1_single_request/kv_cache.py KVCache.attend | keys = | return
 
 becomes a fence with that symbol's source (or, without a symbol, the whole file), titled with path and lines, and a link
 to the page that shows the whole file, or its diff, if there is one. A symbol is a function, a class or an assigned
 name, dotted where it stands inside another. A file or symbol that is lost ends the build. Comments above a symbol are
-left out. On a Chinese page (under zh/) title and link are Chinese.
+left out.
+
+The third form is a piece of a symbol, for a page that explains a function a few lines at a time: from the one line that
+has the first text to the next line that has the second (one text alone is one line). It stands without the link.
+On a Chinese page (under zh/) title and link are Chinese.
 """
 
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from sources import SourceError, fence, language_of, place_of, read_source, relative_link, replace_directives
@@ -38,12 +44,18 @@ def expand(markdown: str, page: str, root: Path) -> str:
     """The text of a page with its excerpts in place; `page` is its source file, relative to docs/."""
 
     def replacement(arguments: str) -> str:
-        match arguments.split():
-            case [path]:
+        what, *texts = arguments.split(" | ")
+        match what.split():
+            case [path] if not texts:
                 return excerpt(root, path, "", page, load_ledger(root))
-            case [path, symbol]:
+            case [path, symbol] if not texts:
                 return excerpt(root, path, symbol, page, load_ledger(root))
-        raise SourceError(f"an excerpt is `--excerpt-- path symbol`, not `--excerpt-- {arguments}`")
+            case [path, symbol] if len(texts) <= 2:
+                return piece(root, path, symbol, texts, page)
+        raise SourceError(
+            "an excerpt is `--excerpt-- path symbol` or `--excerpt-- path symbol | first line | last line`, "
+            f"not `--excerpt-- {arguments}`"
+        )
 
     return replace_directives(markdown, "excerpt", replacement)
 
@@ -65,6 +77,24 @@ def excerpt(root: Path, path: str, symbol: str, page: str, milestones: Sequence[
     else:
         shown = f"{path} in full" if place.whole else f"what changed in {path}"
     return f"{block}\n[{shown}]({relative_link(place.target, page)}){{ .excerpt-link }}\n"
+
+
+def piece(root: Path, path: str, symbol: str, texts: Sequence[str], page: str) -> str:
+    """The fence for the lines of a symbol from the one that has `texts[0]` to the next one that has `texts[1]`.
+
+    Raises:
+        SourceError: a text is not there, or the first one is in several lines: the page has to say which it means.
+    """
+    start, _, text = cut(read_source(root, path), symbol, path)
+    lines = text.split("\n")
+    begins = [i for i, line in enumerate(lines) if texts[0] in line]
+    if len(begins) != 1:
+        raise SourceError(f"{path} {symbol}: {texts[0]!r} is in {len(begins)} lines: a piece begins in exactly one")
+    end = next((i for i in range(begins[0], len(lines)) if texts[-1] in lines[i]), None)
+    if end is None:
+        raise SourceError(f"{path} {symbol}: {texts[-1]!r} is in no line from line {start + begins[0]} on")
+    title = f"{path}{_lines(start + begins[0], start + end, page.startswith('zh/'))}"
+    return fence(dedent("\n".join(lines[begins[0] : end + 1])), language_of(path), title)
 
 
 def _lines(first: int, last: int, is_chinese: bool) -> str:

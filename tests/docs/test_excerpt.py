@@ -77,6 +77,33 @@ def test_symbol_is_cut_out_and_dedented(symbol: str, first: int, last: int, text
     assert cut(symbol) == (first, last, text)
 
 
+def test_a_piece_runs_from_the_line_with_the_first_text_to_the_next_with_the_second(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(SOURCE)
+
+    def piece(*texts: str, page: str = "lesson.md") -> str:
+        return excerpt.piece(tmp_path, "a.py", "Cache", texts, page)
+
+    assert piece("async def", "pass") == (
+        '```python title="a.py, lines 36 to 38"\nasync def fetch(self):\n    self.LIMIT = 1\n    pass\n```\n'
+    )
+    assert piece("self.LIMIT", page="zh/lesson.md") == '```python title="a.py，第 37 行"\nself.LIMIT = 1\n```\n'
+    with pytest.raises(SourceError, match=r"a\.py Cache: 'def ' is in 3 lines"):
+        piece("def ", "pass")
+    with pytest.raises(SourceError, match=r"a\.py Cache: 'gone' is in 0 lines"):
+        piece("gone")
+    with pytest.raises(SourceError, match=r"a\.py Cache: 'size' is in no line from line 36 on"):
+        piece("async def", "size")
+
+
+def test_a_directive_names_a_piece_by_two_texts_at_most(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(SOURCE)
+    page = excerpt.expand("--excerpt-- a.py Cache | self.LIMIT | pass", "lesson.md", tmp_path)
+    assert page.startswith('```python title="a.py, lines 37 to 38"\nself.LIMIT = 1\npass\n```')
+    for wrong in ("a.py | pass", "a.py Cache | a | b | c", "a.py Cache x"):
+        with pytest.raises(SourceError, match="an excerpt is"):
+            excerpt.expand(f"--excerpt-- {wrong}", "lesson.md", tmp_path)
+
+
 def test_decorators_belong_to_the_symbol() -> None:
     first, last, text = cut("cached")
     assert (first, last) == (16, 23)

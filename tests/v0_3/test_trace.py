@@ -106,7 +106,7 @@ def test_a_timeline_has_a_row_a_request_with_what_it_did_in_each_step():
 
 
 def test_the_run_that_the_page_shows_was_under_pressure(tmp_path):
-    trace = ROOT / "v0_3_scheduler" / "results" / "pressure.jsonl"
+    trace = ROOT / "v0_3_scheduler" / "measurements" / "pressure.jsonl"
     entries = [json.loads(line) for line in trace.read_text().splitlines()]
     assert sum(len(entry["preempted"]) for entry in entries) == 2
     assert {name for name, events in rows(entries).items() if "preempted" in dict(events).values()} == {"5/0", "6/0"}
