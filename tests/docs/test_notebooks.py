@@ -1,5 +1,6 @@
 """The notebooks run as plain scripts, their asserts hold, and the hook keeps of their pages what the site can show."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -26,6 +27,14 @@ def test_every_notebook_is_run_here() -> None:
     assert scripts >= SAYS.keys()
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [name for name in sorted(scripts) if f": notebooks/{name}.py" not in nav] == []
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_notebook_uses_public_names_only(name: str) -> None:
+    tree = ast.parse((ROOT / "docs" / "notebooks" / f"{name}.py").read_text(encoding="utf-8"))
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert [name for name in sorted(used) if name.startswith("_") and not name.endswith("__")] == []
 
 
 @pytest.mark.real_model

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from v0_5_bench.harness.load.client import Load, RequestResult, _moments, run_load
+from v0_5_bench.harness.load.client import Load, RequestResult, arrival_moments, run_load
 from v0_5_bench.harness.load.summary import percentiles, summarise, tables
 from v0_5_bench.harness.load.workloads import BenchRequest
 
@@ -64,12 +64,12 @@ def test_ben_6_failed_requests_are_counted_apart_and_are_in_no_figure():
 
 def test_requests_of_an_open_loop_come_at_the_same_random_moments_for_a_seed():
     load = Load(base_url="", model="", request_rate=10.0, seed=3)
-    moments = _moments(2000, load)
-    assert moments == _moments(2000, load)
+    moments = arrival_moments(2000, load)
+    assert moments == arrival_moments(2000, load)
     assert moments[0] == 0.0
     assert moments == sorted(moments)
     assert 180 < moments[-1] < 220  # 2,000 at 10 a second
-    assert _moments(3, Load(base_url="", model="", concurrency=1)) == [0.0] * 3
+    assert arrival_moments(3, Load(base_url="", model="", concurrency=1)) == [0.0] * 3
 
 
 class Mock:

@@ -91,7 +91,7 @@ async def run_load(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         begin = time.perf_counter()
         slots = asyncio.Semaphore(load.concurrency or len(requests) or 1)
-        moments = _moments(len(requests), load)
+        moments = arrival_moments(len(requests), load)
 
         async def one(request: BenchRequest, planned: float) -> RequestResult:
             async with slots:
@@ -108,7 +108,7 @@ async def run_load(
         return await asyncio.gather(*tasks)
 
 
-def _moments(num_requests: int, load: Load) -> list[float]:
+def arrival_moments(num_requests: int, load: Load) -> list[float]:
     """When each request is to be sent, in seconds from the start."""
     if load.request_rate is None:
         return [0.0] * num_requests
