@@ -98,10 +98,25 @@ def read_lines(name: str) -> list[str]:
     return lines
 
 
+def busy() -> str | None:
+    """What to say where other work keeps this machine's cores busy; `None` where nothing does, or who asks knows it.
+
+    OpenMP's threads wait for the slowest of them after every operation. On a core that is shared, each wait takes as
+    long as the other program's turn: with as many threads as cores an answer may take ten times as long as with one.
+    """
+    cores = os.cpu_count() or 1
+    if not hasattr(os, "getloadavg") or "OMP_NUM_THREADS" in os.environ or os.getloadavg()[0] <= cores:
+        return None
+    return (
+        f"This machine is busy (load {os.getloadavg()[0]:.1f} on {cores} cores), so threads may wait for each other. "
+        "If this is slow, set OMP_NUM_THREADS=1."
+    )
+
+
 def run(main: Callable[[], None]) -> int:
     """Call `main`; turn what the caller can put right into one sentence on stderr, and Ctrl-C into a quiet end.
 
-    What the loaders have to say (a conversion, a warning) goes to stderr, too.
+    What the loaders have to say (a conversion, a warning) goes to stderr, too, after a word on a machine that is busy.
 
     Returns:
         The exit code: 0, 1 for the caller's mistakes, 130 after Ctrl-C, 141 when the reader of a pipe has gone.
@@ -110,6 +125,8 @@ def run(main: Callable[[], None]) -> int:
     logging.getLogger("common").setLevel(logging.INFO)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    if (warning := busy()) is not None:
+        print(warning, file=sys.stderr)
     try:
         main()
         if sys.stdout is not None:

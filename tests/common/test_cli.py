@@ -162,6 +162,23 @@ def test_the_callers_mistake_is_one_sentence_on_stderr(error: ValueError, capsys
     assert capsys.readouterr() == ("begun\n", "error: no such model\n")
 
 
+@pytest.mark.parametrize(("load", "says"), [(3.94, True), (2.0, False)])
+def test_a_busy_machine_is_told_before_the_work_begins(
+    load: float, says: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert cli.run(lambda: print("work", file=sys.stderr)) == 0
+    warning = (
+        "This machine is busy (load 3.9 on 2 cores), so threads may wait for each other. If this is slow, set "
+        "OMP_NUM_THREADS=1.\n"
+    )
+    assert capsys.readouterr().err == (warning if says else "") + "work\n"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # who has set it needs no advice
+    assert cli.busy() is None
+
+
 def test_ctrl_c_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(failing(KeyboardInterrupt())) == 130
     assert capsys.readouterr() == ("begun\n", "\ninterrupted\n")
