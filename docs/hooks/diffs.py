@@ -1,14 +1,16 @@
 """Hook: a page of changes for every milestone, made from the ledger and the tree while the site is built.
 
-    v0.1    "Source of v0.1": every file whole
-    v0.2 …  "v0.1 → v0.2": the diff of each changed file, each new file whole, the others by name
+    v0.1    "Source of v0.1": a table of its files
+    v0.2 …  "v0.1 → v0.2": a table of the files, and the diff of each that changed
+
+Each new file has a page of its own, to which the table links: a page of changes shows only what changed.
 
 A file that the ledger lists as dropped and, under another path, as new was moved: it is shown as such, with the diff
 against the old path if it was edited. A folder that is the same as before, or gone, is one name if the ledger lists it.
 
-Nothing is written to docs/. The pages stand in the navigation where `mkdocs.yml` has the empty section "Changes", and
-are left out of the search, which would find every line twice. Whether the ledger is true is not asked here: that is
-`python -m tools.ledger check`.
+Nothing is written to docs/. The pages of changes stand in the navigation where `mkdocs.yml` has the empty section
+"Changes"; all of these pages are left out of the search, which would find every line twice. Whether the ledger is true
+is not asked here: that is `python -m tools.ledger check`.
 """
 
 from collections import Counter
@@ -24,6 +26,7 @@ from sources import (
     anchor_of,
     changes_page,
     fence,
+    file_page,
     indent,
     language_of,
     lesson_page,
@@ -47,16 +50,16 @@ SECTION = "Changes"
 class FileChange:
     """What happened to one file.
 
-    `body` is what its section shows, in Markdown, or empty if it has none; `summary` is the line that folds it, without
-    the file's name: Markdown would read `__init__` as emphasis.
+    `diff` is what its section shows, in Markdown, or empty if it has none; `link` leads from the table to wherever the
+    file is shown.
     """
 
     path: str
     status: str
     added: int
     removed: int
-    body: str = ""
-    summary: str = ""
+    diff: str = ""
+    link: str = ""
 
 
 def on_config(config: "MkDocsConfig") -> None:
@@ -71,20 +74,22 @@ def on_config(config: "MkDocsConfig") -> None:
 
 def on_files(files: "Files", config: "MkDocsConfig") -> None:
     """Add the pages to those of docs/."""
-    from mkdocs.structure.files import File  # here, so that the rest can be tested without mkdocs
+    from mkdocs.structure.files import File, InclusionLevel  # here, so that the rest can be tested without mkdocs
 
     root = Path(config.config_file_path).parent
     milestones = _ledger(config)
     by_name = {milestone.name: milestone for milestone in milestones}
     for milestone in milestones:
-        page = changes_page(milestone)
-        if files.get_file_from_path(page) is not None:
-            raise _plugin_error(f"docs/{page} is in the way of the generated page: remove it")
         try:
-            content = render(root, milestone, by_name.get(milestone.predecessor or ""))
+            pages = {changes_page(milestone): render(root, milestone, by_name.get(milestone.predecessor or ""))}
+            pages |= dict(file_pages(root, milestone))
         except SourceError as error:
-            raise _plugin_error(f"{page}: {error}") from error
-        files.append(File.generated(config, page, content=content))
+            raise _plugin_error(f"{changes_page(milestone)}: {error}") from error
+        for page, content in pages.items():
+            if files.get_file_from_path(page) is not None:
+                raise _plugin_error(f"docs/{page} is in the way of the generated page: remove it")
+            in_nav = InclusionLevel.INCLUDED if page == changes_page(milestone) else InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, page, content=content, inclusion=in_nav))
 
 
 def on_serve(server: "LiveReloadServer", config: "MkDocsConfig", builder: object) -> None:
@@ -129,11 +134,21 @@ def render(root: Path, milestone: Milestone, predecessor: Milestone | None) -> s
     if milestone.same:
         lines += [f"Unchanged: {', '.join(unchanged(milestone))}.", ""]
     for change in changes:
-        if change.body:
+        if change.diff:
             lines += [f"## `{change.path}` {{ #{anchor_of(change.path)} }}", ""]
-            colour = "new" if change.status == "new" else "changed"  # the classes that the stylesheet knows
-            lines += [f'???+ {colour} "{change.summary}"', "", indent(change.body, "    "), ""]
+            summary = f"diff, +{change.added} −{change.removed} lines"  # no name: `__init__` would be emphasis
+            lines += [f'???+ changed "{summary}"', "", indent(change.diff, "    "), ""]
     return "\n".join(lines)
+
+
+def file_pages(root: Path, milestone: Milestone) -> Iterator[tuple[str, str]]:
+    """The pages of the new files, each `(page, text in Markdown)`."""
+    for path in _really_new(root, milestone):
+        page, text = file_page(milestone, path), _text(root, f"{milestone.name}/{path}")
+        back = f"[{title_of(milestone)}]({relative_link(changes_page(milestone), page)})"
+        lines = ["---", f'title: "{path}"', "search:", "  exclude: true", "hide:", "  - toc", "---", ""]
+        lines += [f"# `{path}`", "", f"New in `{milestone.name}`, {_num_lines(text)}. All changes: {back}.", ""]
+        yield page, "\n".join([*lines, fence(text, language_of(path)) if text else "The file is empty.", ""])
 
 
 def introduction(milestone: Milestone, predecessor: Milestone | None) -> str:
@@ -154,7 +169,7 @@ def table(changes: list[FileChange]) -> list[str]:
     """The files at a glance, each with a link to its section."""
     rows = ["| File | Status | Added | Removed |", "|---|---|--:|--:|"]
     for change in changes:
-        name = f"[`{change.path}`](#{anchor_of(change.path)})" if change.body else f"`{change.path}`"
+        name = f"[`{change.path}`]({change.link})" if change.link else f"`{change.path}`"
         rows.append(f"| {name} | {change.status} | {_count('+', change.added)} | {_count('−', change.removed)} |")
     added, removed = sum(change.added for change in changes), sum(change.removed for change in changes)
     rows.append(f"| **all** | | **{_count('+', added)}** | **{_count('−', removed)}** |")
@@ -189,11 +204,12 @@ def file_changes(root: Path, milestone: Milestone, predecessor: Milestone | None
     moved_away = {move.path for move in moved.values()}
     for path in milestone.changed:
         yield _changed(root, f"{before}/{path}", milestone.name, path)
-    for path in milestone.new:
-        move = moved.get(path)
-        if move is None:
-            yield _new(root, milestone.name, path)
-        elif move.is_equal:
+    for path in _really_new(root, milestone):
+        num_lines = len(lines_of(_text(root, f"{milestone.name}/{path}")))
+        link = relative_link(file_page(milestone, path), changes_page(milestone))
+        yield FileChange(path, "new", num_lines, 0, link=link)
+    for path, move in moved.items():
+        if move.is_equal:
             yield FileChange(path, f"moved from `{move.path}`", 0, 0)
         else:
             change = _changed(root, f"{before}/{move.path}", milestone.name, path)
@@ -205,15 +221,19 @@ def _changed(root: Path, old: str, milestone: str, path: str) -> FileChange:
     """A file with its diff against the one at `old`, which is relative to the repository."""
     new = f"{milestone}/{path}"
     diff, added, removed = unified_diff(_text(root, old), _text(root, new), old, new)
-    return FileChange(path, "changed", added, removed, fence(diff, "diff"), f"diff, +{added} −{removed} lines")
+    hunks = diff.split("\n", 2)[2]  # without the names of the files, which would be coloured as changes
+    return FileChange(path, "changed", added, removed, fence(hunks, "diff"), f"#{anchor_of(path)}")
 
 
-def _new(root: Path, milestone: str, path: str) -> FileChange:
-    text = _text(root, f"{milestone}/{path}")
-    num_lines = len(lines_of(text))
-    body = fence(text, language_of(path)) if text else "The file is empty."
-    summary = f"whole file, {num_lines} {'line' if num_lines == 1 else 'lines'}"
-    return FileChange(path, "new", num_lines, 0, body, summary)
+def _really_new(root: Path, milestone: Milestone) -> list[str]:
+    """The new files that were not moved from elsewhere, in the ledger's order."""
+    moved = moves(root, milestone)
+    return [path for path in milestone.new if path not in moved]
+
+
+def _num_lines(text: str) -> str:
+    count = len(lines_of(text))
+    return f"{count} {'line' if count == 1 else 'lines'}"
 
 
 def _dropped(root: Path, milestone: Milestone, before: str, paths: Sequence[str]) -> Iterator[FileChange]:

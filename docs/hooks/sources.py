@@ -93,13 +93,18 @@ def changes_page(milestone: Milestone) -> str:
     return f"changes/{version_of(milestone.name).replace('.', '_')}.md"
 
 
+def file_page(milestone: Milestone, path: str) -> str:
+    """The same of the generated page that shows one file of the milestone whole."""
+    return f"{changes_page(milestone).removesuffix('.md')}/{path}.md"
+
+
 def anchor_of(path: str) -> str:
     """The id of a file's heading on a page of changes; `path` is relative to the milestone's folder."""
     return re.sub(r"[^A-Za-z0-9]+", "-", path).strip("-").lower()  # underscores would be read as emphasis
 
 
 class Place(NamedTuple):
-    """Where a file is shown: page and anchor, relative to docs/, and whether it is there whole or as a diff."""
+    """Where a file is shown: a page of its own, whole, or a diff: page and anchor. Relative to docs/."""
 
     target: str
     whole: bool
@@ -125,8 +130,10 @@ def place_of(root: Path, path: str, milestones: Sequence[Milestone]) -> Place | 
         move = moves(root, milestone).get(inside) if kind == "new" else None
         if move is not None and move.is_equal:
             inside = move.path
+        elif kind == "new" and move is None:
+            return Place(file_page(milestone, inside), whole=True)
         elif kind in ("new", "changed"):
-            return Place(f"{changes_page(milestone)}#{anchor_of(inside)}", whole=kind == "new" and move is None)
+            return Place(f"{changes_page(milestone)}#{anchor_of(inside)}", whole=False)
         elif kind != "same":
             return None
         milestone = by_name.get(milestone.predecessor or "")

@@ -155,7 +155,7 @@ def test_each_page_has_its_language_and_a_switch_to_the_other() -> None:
 def test_an_excerpt_on_a_chinese_page_has_a_chinese_title(tree: Path) -> None:
     text = excerpt.expand("--excerpt-- v0_1_first/llm.py LLM.generate", "zh/milestones/v0_1.md", tree)
     assert 'title="v0_1_first/llm.py，第 14 至 15 行"' in text
-    assert "[v0_1_first/llm.py 全文](../../changes/v0_1.md#llm-py)" in text
+    assert "[v0_1_first/llm.py 全文](../../changes/v0_1/llm.py.md)" in text
     text = excerpt.expand("--excerpt-- v0_2_second/llm.py LIMIT", "zh/index.md", tree)
     assert 'title="v0_2_second/llm.py，第 8 行"' in text
     assert "[v0_2_second/llm.py 的改动](../changes/v0_2.md#llm-py)" in text

@@ -17,13 +17,21 @@ def page(root: Path, number: int) -> str:
     return diffs.render(root, milestones[number], milestones[number - 1] if number else None)
 
 
-def test_first_milestone_shows_every_file_whole(tree: Path) -> None:
+def file_pages(root: Path, number: int) -> dict[str, str]:
+    return dict(diffs.file_pages(root, load_ledger(root)[number]))
+
+
+def test_first_milestone_has_a_page_for_every_file(tree: Path) -> None:
     text = page(tree, 0)
     assert "# Source of v0.1\n" in text
-    assert "| [`llm.py`](#llm-py) | new | +15 | 0 |" in text
-    assert "    x = 1\n    y = 2\n" in text
-    assert '???+ new "whole file, 15 lines"' in text
-    assert "The file is empty." in text  # __init__.py
+    assert "| [`llm.py`](v0_1/llm.py.md) | new | +15 | 0 |" in text
+    assert "LIMIT = 16" not in text
+    pages = file_pages(tree, 0)
+    assert len(pages) == len(load_ledger(tree)[0].new)
+    whole = pages["changes/v0_1/llm.py.md"]
+    assert "# `llm.py`\n\nNew in `v0_1_first`, 15 lines. All changes: [Source of v0.1](../v0_1.md).\n" in whole
+    assert (tree / "v0_1_first" / "llm.py").read_text() in whole
+    assert "The file is empty." in pages["changes/v0_1/__init__.py.md"]
 
 
 def test_second_milestone_shows_diffs_new_files_and_names_the_rest(tree: Path) -> None:
@@ -33,18 +41,20 @@ def test_second_milestone_shows_diffs_new_files_and_names_the_rest(tree: Path) -
     assert "[the lesson](../milestones/v0_2.md)" in text
     assert "| [`llm.py`](#llm-py) | changed | +2 | −1 |" in text
     assert '???+ changed "diff, +2 −1 lines"' in text
-    assert "| [`blocks.py`](#blocks-py) | new | +1 | 0 |" in text
+    assert "| [`blocks.py`](v0_2/blocks.py.md) | new | +1 | 0 |" in text
     assert "| `gone.py` | dropped | 0 | −2 |" in text
     assert "| **all** | | **+4** | **−3** |" in text
     assert "Unchanged: `__init__.py`." in text
-    assert "    ```python\n    BLOCK_SIZE = 16\n    ```" in text
-    assert "    ```html\n    <p>Hello</p>\n" in text
+    assert "\n```python\nBLOCK_SIZE = 16\n```" in file_pages(tree, 1)["changes/v0_2/blocks.py.md"]
+    assert "\n```html\n<p>Hello</p>\n" in file_pages(tree, 1)["changes/v0_2/web/index.html.md"]
+    assert "+++" not in text.replace("???+", "")  # the names of the files would be coloured as changes
     assert "    -        return prompt\n    +        text = prompt.upper()\n    +        return text\n" in text
     assert "x = 1" not in text
 
 
 def test_pages_are_left_out_of_the_search(tree: Path) -> None:
     assert page(tree, 1).startswith("---\ntitle: v0.1 → v0.2\nsearch:\n  exclude: true\n")
+    assert all("\nsearch:\n  exclude: true\n" in text for text in file_pages(tree, 1).values())
 
 
 def test_output_is_deterministic(tree: Path) -> None:
@@ -53,7 +63,9 @@ def test_output_is_deterministic(tree: Path) -> None:
 
 
 def test_fence_is_longer_than_the_backticks_in_the_source(tree: Path) -> None:
-    assert "    ````python\n" in page(tree, 0)  # llm.py has a fence of three in its docstring
+    assert (
+        "\n````python\n" in file_pages(tree, 0)["changes/v0_1/llm.py.md"]
+    )  # llm.py has a fence of three in its docstring
 
 
 def test_diff_can_be_applied(tmp_path: Path) -> None:
@@ -88,7 +100,7 @@ def test_form_feed_ends_no_line() -> None:
 
 def test_binary_file_is_named_not_shown(tree: Path) -> None:
     (tree / "v0_2_second" / "blocks.py").write_bytes(b"\x00\x01\xff")
-    assert "(not text: 3 bytes, SHA-256 " in page(tree, 1)
+    assert "(not text: 3 bytes, SHA-256 " in file_pages(tree, 1)["changes/v0_2/blocks.py.md"]
 
 
 def test_listed_file_that_is_missing_is_an_error(tree: Path) -> None:
@@ -142,7 +154,6 @@ def test_moved_file_that_is_changed_is_a_diff_against_its_old_path(moved: Path) 
     row = "| [`harness/plots.py`](#harness-plots-py) | changed, moved from `measurements/plot.py` | +2 | −1 |"
     assert row in text
     assert '## `harness/plots.py` { #harness-plots-py }\n\n???+ changed "diff, +2 −1 lines"\n' in text
-    assert "    --- v0_1_first/measurements/plot.py\n    +++ v0_2_second/harness/plots.py\n" in text
     assert "    -row 9\n    +row nine\n    +row ten\n" in text
 
 
@@ -158,7 +169,7 @@ def test_folder_that_got_other_files_is_shown_file_by_file(moved: Path) -> None:
     edit_ledger(moved, 'new = ["blocks.py", "harness/"]', 'new = ["blocks.py", "harness/", "measurements/"]')
     text = page(moved, 1)
     assert "| `measurements/old.py` | dropped | 0 | −1 |\n| `measurements/older.py` | dropped | 0 | −1 |" in text
-    assert "| [`measurements/blocks.py`](#measurements-blocks-py) | new | +1 | 0 |" in text
+    assert "| [`measurements/blocks.py`](v0_2/measurements/blocks.py.md) | new | +1 | 0 |" in text
     assert "`measurements/`" not in text
 
 
@@ -172,10 +183,10 @@ def test_folder_that_is_the_same_is_one_name(moved: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("harness/decode.py", Place("changes/v0_1.md#measurements-decode-py", whole=True)),
+        ("harness/decode.py", Place("changes/v0_1/measurements/decode.py.md", whole=True)),
         ("harness/plots.py", Place("changes/v0_2.md#harness-plots-py", whole=False)),
-        ("web/index.html", Place("changes/v0_1.md#web-index-html", whole=True)),
-        ("blocks.py", Place("changes/v0_2.md#blocks-py", whole=True)),
+        ("web/index.html", Place("changes/v0_1/web/index.html.md", whole=True)),
+        ("blocks.py", Place("changes/v0_2/blocks.py.md", whole=True)),
         ("measurements/old.py", None),
     ],
 )

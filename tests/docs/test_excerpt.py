@@ -138,7 +138,7 @@ def test_page_gets_fence_title_and_link(tree: Path) -> None:
     assert text == (
         'Before.\n\n```python title="v0_1_first/llm.py, lines 14 to 15"\n'
         "def generate(self, prompt: str) -> str:\n    return prompt\n```\n\n"
-        "[v0_1_first/llm.py in full](../changes/v0_1.md#llm-py){ .excerpt-link }\n\n\nAfter."
+        "[v0_1_first/llm.py in full](../changes/v0_1/llm.py.md){ .excerpt-link }\n\n\nAfter."
     )
 
 
@@ -146,7 +146,7 @@ def test_link_leads_to_the_diff_of_a_changed_file_and_none_to_what_is_not_shown(
     changed = excerpt.expand("--excerpt-- v0_2_second/llm.py LIMIT", "index.md", tree)
     assert "[what changed in v0_2_second/llm.py](changes/v0_2.md#llm-py)" in changed
     same = excerpt.expand("--excerpt-- v0_2_second/__init__.py", "index.md", tree)
-    assert "[v0_2_second/__init__.py in full](changes/v0_1.md#init-py)" in same
+    assert "[v0_2_second/__init__.py in full](changes/v0_1/__init__.py.md)" in same
     assert "](" not in excerpt.expand("--excerpt-- common/errors.py ModelError", "index.md", tree)
 
 
@@ -195,8 +195,8 @@ def included(tree: Path, text: str) -> str:
         ("[notes](NOTES.md#paging)", "[notes](notes.md#paging)"),
         ("[a lesson](docs/milestones/v0_1.md#run-it)", "[a lesson](milestones/v0_1.md#run-it)"),
         ("[folder](v0_2_second/)", "[folder](milestones/v0_2.md)"),
-        ("[new](v0_2_second/blocks.py#L1)", "[new](changes/v0_2.md#blocks-py)"),
-        ("[same](v0_2_second/__init__.py)", "[same](changes/v0_1.md#init-py)"),
+        ("[new](v0_2_second/blocks.py#L1)", "[new](changes/v0_2/blocks.py.md)"),
+        ("[same](v0_2_second/__init__.py)", "[same](changes/v0_1/__init__.py.md)"),
         ("[`errors.py`\nthere](common/errors.py)", "`errors.py`\nthere (`common/errors.py`)"),
         ("[`common/errors.py`](common/errors.py)", "`common/errors.py`"),
         ("[vLLM](https://docs.vllm.ai/) [here](#below)", "[vLLM](https://docs.vllm.ai/) [here](#below)"),

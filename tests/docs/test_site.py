@@ -38,8 +38,8 @@ def test_made_up_site_shows_diffs_and_excerpts(build: Build, tree: Path) -> None
     assert '<h2 id="llm-py">' in diff
     lesson = (site / "milestones" / "v0_1" / "index.html").read_text(encoding="utf-8")
     assert "v0_1_first/llm.py, lines 14 to 15" in lesson
-    assert 'href="../../changes/v0_1/#llm-py"' in lesson
-    whole = (site / "changes" / "v0_1" / "index.html").read_text(encoding="utf-8")
+    assert 'href="../../changes/v0_1/llm.py/"' in lesson
+    whole = (site / "changes" / "v0_1" / "llm.py" / "index.html").read_text(encoding="utf-8")
     assert whole.count("a fence inside the source") == 1
     assert "```" in whole, "the docstring's fence is text of the source, not Markdown"
 
