@@ -1,15 +1,19 @@
-"""Two gates over the built site: it loads nothing from another host, and no local link in it is dead.
+"""Gates over the built site: it loads nothing from another host, no local link is dead, and what it shows can be read.
 
     python -m tools.sitecheck site
 
 `mkdocs build --strict` sees only links that are written in Markdown. This reads what was built: pages, style sheets and
 scripts, as a browser would, but runs nothing. A link to another site is no load and is never asked whether it answers.
 What a script puts together at run time is not found, but for the theme's own cases (`LAZY_LOADERS`).
+
+What can be read: no page is larger than `MAX_PAGE_BYTES`, no line of code is longer than its column (`CODE_COLUMNS`),
+and no drawing that stands on the page as a picture has a white ground, which would shine in the dark palette.
 """
 
 import argparse
 import re
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -25,6 +29,12 @@ ALLOWED_IN_SCRIPTS = (
     "https://${",  # GitLab, whose host comes from the page
 )
 LAZY_LOADERS = {"mermaid": "unpkg.com", "md-source": "the repository's host"}  # by class of the element
+
+MAX_PAGE_BYTES = 300_000
+# Characters of a line of code that can be read in a window 1280 pixels wide, by the page's folder: a page of changes
+# does not wrap its lines; elsewhere a line of 112 fits, and one that is longer is wrapped, once at most.
+CODE_COLUMNS = {"changes/": 140, "": 224}
+WHITE = re.compile(r"(?:^|fill:\s*)(?:#fff(?:fff)?|white)\b", re.IGNORECASE)
 
 LOADING = {  # attributes whose address the browser fetches as it shows the page
     ("script", "src"),
@@ -59,6 +69,8 @@ class Document:
     ids: set[str] = field(default_factory=set)
     classes: set[str] = field(default_factory=set)
     scripts: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)  # the lines of its code blocks
+    num_bytes: int = 0
 
 
 class PageParser(HTMLParser):
@@ -68,9 +80,12 @@ class PageParser(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.document = Document()
         self._inside = ""  # `style` or `script`: the element whose text comes next
+        self._block: list[str] | None = None  # the text of the code block that is being read
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._inside = tag if tag in ("style", "script") else ""
+        if tag == "pre":
+            self._block = []
         page, values = self.document, {name: value or "" for name, value in attrs}
         for name, value in values.items():
             if (tag, name) in LOADING:
@@ -89,8 +104,13 @@ class PageParser(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = ""
+        if tag == "pre" and self._block is not None:
+            self.document.code += "".join(self._block).split("\n")
+            self._block = None
 
     def handle_data(self, data: str) -> None:
+        if self._block is not None:
+            self._block.append(data)
         if self._inside == "style":
             self.document.loads += addresses_in_css(data)
         elif self._inside == "script":
@@ -119,6 +139,7 @@ def read_site(site: Path) -> dict[str, Document]:
             document = Document(loads=addresses_in_css(text))
         else:
             document = Document(scripts=[text])
+        document.num_bytes = file.stat().st_size
         documents[file.relative_to(site).as_posix()] = document
     return documents
 
@@ -163,6 +184,49 @@ def dead_links(documents: dict[str, Document], site: Path, base: str = "/") -> I
                 yield f"{path}: {address} is dead: {target} has no anchor {unquote(parts.fragment)}"
 
 
+def unreadable(documents: dict[str, Document], site: Path) -> Iterator[str]:
+    """One line for each page that is too large, line of code that is cut off, and picture that is white in the dark."""
+    for path, document in documents.items():
+        if not path.endswith(".html"):
+            continue
+        if document.num_bytes > MAX_PAGE_BYTES:
+            yield f"{path}: {document.num_bytes:,} bytes, more than {MAX_PAGE_BYTES:,}: split it, or show less"
+        columns = next(width for folder, width in CODE_COLUMNS.items() if path.startswith(folder))
+        for line in document.code:
+            if len(line) > columns:
+                yield f"{path}: a line of code has {len(line)} characters, and {columns} are shown: {line.strip():.60}"
+        for address in dict.fromkeys(document.loads):
+            file = (site / path).parent / unquote(urlsplit(address).path)
+            if file.suffix == ".svg" and file.is_file() and has_white_ground(file):
+                yield f"{path}: {address} has a white ground, which shines in the dark palette"
+
+
+def has_white_ground(drawing: Path) -> bool:
+    """Whether a rectangle or a path that covers nine tenths of the drawing is filled with white."""
+    root = ET.parse(drawing).getroot()
+    box = [float(number) for number in re.findall(r"[-\d.]+", root.get("viewBox", ""))]
+    if len(box) != 4:
+        return False
+    for element in root.iter():
+        if not (WHITE.search(element.get("fill", "")) or WHITE.search(element.get("style", ""))):
+            continue
+        numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", element.get("d", ""))]
+        if element.tag.endswith("rect"):
+            width, height = (_length(element.get(name, ""), box[2 + i]) for i, name in enumerate(("width", "height")))
+        elif element.tag.endswith("path") and len(numbers) > 5:
+            width, height = (max(numbers[i::2]) - min(numbers[i::2]) for i in (0, 1))
+        else:
+            continue
+        if width >= 0.9 * box[2] and height >= 0.9 * box[3]:
+            return True
+    return False
+
+
+def _length(value: str, whole: float) -> float:
+    number = float(re.match(r"[\d.]*", value)[0] or 0)  # type: ignore[index]
+    return whole * number / 100 if value.endswith("%") else number
+
+
 def climbs_out(page: str, address: str) -> bool:
     """Whether a relative address has more `..` than there are folders above the page; joining would drop them."""
     if address.startswith("/"):
@@ -187,7 +251,7 @@ def check(site: Path, base: str = "/") -> list[str]:
     documents = read_site(site)
     if "index.html" not in documents:
         return [f"{site} holds no index.html: the build failed, or the site is elsewhere"]
-    return [*external_loads(documents), *dead_links(documents, site, base)]
+    return [*external_loads(documents), *dead_links(documents, site, base), *unreadable(documents, site)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -64,7 +64,7 @@ def unified_diff(old: str, new: str, old_name: str, new_name: str) -> tuple[str,
         old_start, old_end, new_start, new_end = hunk[0][1], hunk[-1][2], hunk[0][3], hunk[-1][4]
         above = next((line for line in reversed(before[:old_start]) if DEFINITION.match(line)), "").strip()
         ranges = f"-{_range(old_start, old_end)} +{_range(new_start, new_end)}"
-        lines.append(f"@@ {ranges} @@ {above}".rstrip())
+        lines.append(f"@@ {ranges} @@ {above:.80}".rstrip())
         for kind, i1, i2, j1, j2 in hunk:
             if kind == "equal":
                 lines += [_line(" ", line) for line in before[i1:i2]]

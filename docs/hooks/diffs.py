@@ -66,10 +66,20 @@ def on_config(config: "MkDocsConfig") -> None:
     """Fill the section of the navigation."""
     milestones = _ledger(config)
     pages: list[object] = [{title_of(milestone): changes_page(milestone)} for milestone in milestones]
-    sections = [item for item in config.nav or [] if isinstance(item, dict) and SECTION in item]
+    sections = list(_sections(config.nav or []))
     if len(sections) != 1:
         raise _plugin_error(f"the navigation in mkdocs.yml needs one section {SECTION!r}: `- {SECTION}: []`")
     sections[0][SECTION] = pages
+
+
+def _sections(nav: object) -> Iterator[dict[str, object]]:
+    """The entries of the navigation, however deep, that have the section of the changes."""
+    for entry in nav if isinstance(nav, list) else []:
+        if isinstance(entry, dict):
+            if SECTION in entry:
+                yield entry
+            for below in entry.values():
+                yield from _sections(below)
 
 
 def on_files(files: "Files", config: "MkDocsConfig") -> None:

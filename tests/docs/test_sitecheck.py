@@ -138,3 +138,38 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "a/index.html: ../lost/ is dead: there is no lost/\n"
     assert problems(tmp_path) == []
     assert sitecheck.main([str(tmp_path), "--base", "/"]) == 0
+
+
+def test_page_that_is_too_large_is_found(tmp_path: Path) -> None:
+    [found] = problems(tmp_path, "x" * 300_001)
+    assert found.startswith("a/index.html: 300,0")
+    assert found.endswith("bytes, more than 300,000: split it, or show less")
+
+
+@pytest.mark.parametrize(("page", "columns"), [("a", 224), ("changes", 140)])
+def test_line_of_code_that_is_cut_off_is_found(tmp_path: Path, page: str, columns: int) -> None:
+    def body(length: int) -> str:
+        return f"<pre><code>short\n<span>{'x' * (length - 3)}</span>&lt;&gt;\t\nshort</code></pre><p>{'x' * 999}</p>"
+
+    assert problems(tmp_path, **{f"{page}__b__index_DOT_html": body(columns)}) == []
+    assert problems(tmp_path, **{f"{page}__b__index_DOT_html": body(columns + 1)}) == [
+        f"{page}/b/index.html: a line of code has {columns + 1} characters, and {columns} are shown: {'x' * 60}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_white"),
+    [
+        ('<rect width="100%" height="100%" fill="#fff"/>', True),
+        ('<rect width="700" height="300" style="fill: #FFFFFF"/>', True),
+        ('<path d="M 0 300 L 720 300 L 720 0 L 0 0 z" style="fill: white"/>', True),
+        ('<rect width="600" height="300" fill="#fff"/>', False),
+        ('<rect width="100%" height="100%" fill="#ffc"/>', False),
+        ('<text fill="#fff">white letters</text>', False),
+    ],
+)
+def test_drawing_with_a_white_ground_is_found(tmp_path: Path, shape: str, is_white: bool) -> None:
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 300">{shape}</svg>'
+    found = problems(tmp_path, '<img src="../x.svg">', x_DOT_svg=svg)
+    said = "a/index.html: ../x.svg has a white ground, which shines in the dark palette"
+    assert found == ([said] if is_white else [])
