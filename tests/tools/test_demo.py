@@ -1,5 +1,7 @@
 """The closing table of the demo: the same tokens from every milestone that is asked."""
 
+import json
+
 import pytest
 
 from tools import demo
@@ -20,6 +22,26 @@ def test_every_milestone_has_a_row_and_the_answers_are_printed_once(tiny, questi
     assert [line.split()[0] for line in err.split("\n") if line.strip().startswith("v0_")] == names
     assert "The same 10 tokens from each." in err
     assert out.count("\n") >= 2
+
+
+def test_figures_are_medians_over_the_rounds_and_are_written_with_their_recipe(
+    questions, tmp_path, capsys, monkeypatch
+):
+    seconds = iter([2.0, 8.0, 4.0])
+
+    def run(*_):
+        return {"seconds": next(seconds), "waits": [0.5, 1.5], "token_ids": [[1] * 30, [2] * 10], "texts": ["a", "b"]}
+
+    monkeypatch.setattr(demo, "_run", run)
+    out = tmp_path / "demo.json"
+    assert demo.main(["v0_2", "--repeats", "3", "--prompts", str(questions), "--out", str(out)]) == 0
+    [row] = [line.split() for line in capsys.readouterr().err.split("\n") if "tok/s" in line]
+    assert row == ["v0_2_block_manager", "4.0", "10.0", "tok/s", "1.00", "s", "1.50", "s"]
+    written = json.loads(out.read_text())
+    assert written["recipe"]["settings"] | {"num_questions": 2, "repeats": 3} == written["recipe"]["settings"]
+    assert written["milestones"]["v0_2_block_manager"]["rate"] == {"median": 10.0, "min": 5.0, "max": 20.0}
+    assert demo.main(["--repeats", "0", "--prompts", str(questions)]) == 1
+    assert capsys.readouterr().err == "error: repeats must be at least 1, got 0.\n"
 
 
 def test_a_milestone_that_gives_other_tokens_is_named_and_the_exit_code_is_1(questions, capsys, monkeypatch):
