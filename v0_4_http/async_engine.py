@@ -75,7 +75,10 @@ class RequestStream:
         while num_unfinished:
             item = await self._outputs.get()
             if isinstance(item, Exception):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # the error's traceback holds this frame, which must not hold the error
             num_unfinished -= item[1].finished
             yield item
 
@@ -116,7 +119,7 @@ class AsyncEngine:
         self.engine, self.max_queued_requests, self.observer = engine, max_queued_requests, observer
         self.accepting = True
         self.hurried = False  # set while shutting down: wait for nobody any more
-        self._error: BaseException | None = None
+        self._has_failed = False
         self._requests: dict[str, _Request] = {}
         self._commands: deque[Callable[[], object]] = deque()
         self._num_submitted = 0  # sequences that stand in `_commands`
@@ -125,8 +128,11 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._num_tokenizing = 0
-        self._failures: list[tuple[str, Exception]] = []  # of the step; the engine's thread alone touches it
-        engine.on_failure = lambda request_id, error: self._failures.append((request_id, error))
+        # Whose requests failed in this step, and the errors' types; the engine's thread alone touches it. The engine is
+        # given the list, and not `self`: it would hold what holds it, and errors hold the frames they came through.
+        # Nothing but the garbage collector would then free its memory.
+        failures = self._failures = list[tuple[str, str]]()
+        engine.on_failure = lambda request_id, error: failures.append((request_id, type(error).__name__))
 
     def start(self) -> None:
         """Begin to step; called on the event loop that the outputs are to come to."""
@@ -136,7 +142,7 @@ class AsyncEngine:
     @property
     def is_alive(self) -> bool:
         """Whether the engine's loop has not failed."""
-        return self._error is None
+        return not self._has_failed
 
     @property
     def num_waiting(self) -> int:
@@ -258,7 +264,7 @@ class AsyncEngine:
             self._observe(self.observer.on_abort, self._requests.pop(id_).num_choices, "abort")
             self.call_soon(partial(self.engine.abort_request, id_))
 
-    def _deliver(self, outputs: list[RequestOutput], failures: list[tuple[str, Exception]], now: float) -> None:
+    def _deliver(self, outputs: list[RequestOutput], failures: list[tuple[str, str]], now: float) -> None:
         """Hand a step's outputs to their readers; those of a request that has been closed meanwhile have none."""
         for output in outputs:
             request = self._requests.get(output.request_id)
@@ -271,11 +277,10 @@ class AsyncEngine:
             self._observe(self.observer.on_output, output, now - request.last_time, is_first)
             request.last_time = now
             request.num_choices -= sum(choice.finish_reason is not None for choice in output.outputs)
-        for id_, error in failures:
+        for id_, reason in failures:  # no more than the error's type: what is inside is for the log
             failed = self._requests.pop(id_, None)
             if failed is not None:
                 self._observe(self.observer.on_abort, failed.num_choices, "error")
-                reason = type(error).__name__  # no more of it: what is inside is for the log
                 failed.stream.fail(RequestFailedError(f"The model failed on this request ({reason})."))
                 self._abort(failed.stream)  # its other prompts
 
@@ -299,11 +304,11 @@ class AsyncEngine:
             while self._take_commands():
                 outputs = self.engine.step()
                 if outputs or self._failures:
-                    failures, self._failures = self._failures, []
-                    self._loop.call_soon_threadsafe(self._deliver, outputs, failures, time.perf_counter())
-        except BaseException as error:
+                    self._loop.call_soon_threadsafe(self._deliver, outputs, self._failures.copy(), time.perf_counter())
+                    self._failures.clear()
+        except BaseException:
             logger.exception("The engine's loop has ended.")
-            self._error = error
+            self._has_failed = True
             self._loop.call_soon_threadsafe(self._die)
 
     def _take_commands(self) -> bool:

@@ -108,9 +108,10 @@ def events(response: httpx.Response) -> list[str]:
 
 
 class Gate:
-    """Holds an engine before some of its steps (the first is 1), each until `go`; at the end it holds nothing."""
+    """Holds an engine before some of its steps (the first is 1), each until `go`; at the end it lets go of it."""
 
     def __init__(self, engine, *steps):
+        self._engine = engine
         self._reached, self._open = ({step: threading.Event() for step in steps} for _ in range(2))
         self._step, self._number = engine.step, 0
         engine.step = self._held_step
@@ -119,6 +120,7 @@ class Gate:
         return self
 
     def __exit__(self, *_):
+        del self._engine.step
         for event in self._open.values():
             event.set()
 

@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import RequestError
 from common.sampling_params import SamplingParams
+from tests.kit.memory import Watched, without_garbage_collector
 from tests.kit.models import Successor
 from tests.kit.server import Gate
 from tests.kit.tokenizers import byte_tokenizer
@@ -325,3 +326,18 @@ async def test_a_tokenizer_at_work_does_not_hold_up_a_shutdown():
         released.set()
         assert await job, "the event loop has been blocked"
         await asyncio.wait_for(ended, 20)
+
+
+def test_an_engine_whose_bridge_is_gone_is_freed_at_once_also_after_a_step_has_failed():
+    watched = []
+
+    async def main():
+        async with bridge(Watched(watched)) as (engine, _, _):
+            with pytest.raises(RequestFailedError):
+                await read(engine.submit("A", ids("z"), greedy()))
+            assert await read(engine.submit("B", ids("a"), greedy())) == {(0, 0): "bcde"}
+
+    with without_garbage_collector():
+        asyncio.run(main())
+        assert [what for what, is_there in watched if is_there() is not None] == []
+    assert "kv_cache" in dict(watched)

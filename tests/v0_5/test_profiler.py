@@ -1,18 +1,23 @@
 """The profiler: parts that add up to the whole, the same tokens, and an engine that is afterwards as it was."""
 
+import asyncio
 import json
 
+import httpx
 import pytest
 
 from common import llama
 from common.errors import ModelError
 from common.sampling_params import SamplingParams
+from tests.kit.memory import Watched, without_garbage_collector
 from tests.kit.server import running
-from v0_5_bench import LLM, model_runner
+from tests.kit.tokenizers import byte_tokenizer
+from v0_5_bench import LLM, LLMEngine, model_runner
 from v0_5_bench.harness import cli as harness
 from v0_5_bench.harness.explain import profile_routes, profiler
 from v0_5_bench.harness.explain.profiler import PARTS, Profiler
 from v0_5_bench.harness.load import online
+from v0_5_bench.server import app as server
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6], [40, 41]]
@@ -125,7 +130,7 @@ def test_a_trace_names_the_parts_of_some_steps(llm, tmp_path):
 
 def test_a_server_profiles_between_two_requests_and_refuses_what_makes_no_sense(milestone, tiny, monkeypatch):
     with running(milestone, tiny.folder) as server:
-        profile_routes.install(server.app, server.engine)
+        profile_routes.install(server.app)
         assert server.http.post("/stop_profile").status_code == 400
         online.start_profile(server.url, None)
         again = server.http.post("/start_profile")
@@ -141,6 +146,27 @@ def test_a_server_profiles_between_two_requests_and_refuses_what_makes_no_sense(
     assert profile["num_steps"] == 4
     assert set(profile["parts_ms"]) == set(PARTS)
     assert profile["event_loop_cpu_ms"] > 0
+
+
+def test_a_server_that_ends_within_a_profile_ends_it_and_frees_its_memory():
+    watched = []
+
+    async def profiled(app):
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                assert (await client.post("/start_profile")).status_code == 200
+                assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 4})).status_code == 200
+
+    with without_garbage_collector():
+        engine = LLMEngine(Watched(watched), tokenizer=byte_tokenizer(), num_blocks=20)
+        app = server.build_app(engine, server.ServerArgs())
+        profile_routes.install(app)
+        del engine
+        asyncio.run(profiled(app))
+        assert [what for what, is_there in watched if is_there() is not None] == []
+    assert "kv_cache" in dict(watched)
+    assert llama.linear.__name__ == "linear"
 
 
 def test_throughput_prints_where_the_time_went(tiny, tmp_path, capsys):

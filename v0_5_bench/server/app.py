@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..engine import LLMEngine
 
-InstallProfile = Callable[["FastAPI", "LLMEngine"], None]
+InstallProfile = Callable[["FastAPI"], None]
 API_KEY_VARIABLE = "MINI_VLLM_API_KEY"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -68,7 +68,7 @@ def _serve(args: argparse.Namespace, install_profile: InstallProfile | None) -> 
     engine = LLMEngine(**dataclasses.asdict(engine_args))
     app = build_app(engine, server_args, engine_args.model)
     if install_profile is not None:
-        install_profile(app, engine)
+        install_profile(app)
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
     name = _names(server_args, engine_args.model)[0]
     host, port = sockets[0].getsockname()[:2]
@@ -121,6 +121,9 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
         async_engine.start()
         yield
         await async_engine.shutdown(0)
+        # FastAPI's objects refer to each other, so that they stay until the garbage collector comes. The engine, with
+        # its gigabytes, goes at once.
+        del async_engine.engine
 
     def error(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": ErrorBody} for status in (*statuses, 500)}

@@ -7,9 +7,10 @@ need no key: whoever asks for `--profile` measures.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -19,12 +20,20 @@ from .profiler import Profiler
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ...engine import LLMEngine
 
-
-def install(app: "FastAPI", engine: "LLMEngine") -> None:
-    """Add the two routes to the server of this engine."""
+def install(app: "FastAPI") -> None:
+    """Add the two routes to a server that has not started."""
     running: list[tuple[Profiler, float]] = []
+    serving = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: "FastAPI") -> AsyncIterator[Any]:
+        async with serving(app) as state:
+            yield state
+        while running:  # nobody has ended it; a clock that stayed would hold the engine, and its memory
+            running.pop()[0].__exit__(None, None, None)
+
+    app.router.lifespan_context = lifespan
 
     async def between_steps(command: Callable[[], object]) -> None:
         """Have the engine's thread do this; what it raises is raised here, and that thread goes on."""
@@ -48,7 +57,7 @@ def install(app: "FastAPI", engine: "LLMEngine") -> None:
         """Begin to take the time."""
         if running:
             return error_response(400, "A profile is running already: POST /stop_profile ends it.")
-        profiler = Profiler(engine)
+        profiler = Profiler(app.state.engine.engine)
         running.append((profiler, time.thread_time()))
         try:
             await between_steps(profiler.__enter__)
