@@ -1,14 +1,18 @@
 """`--trace` and the command line of many prompts, as a user meets them."""
 
+import io
 import json
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.kit.memory import Watched, without_garbage_collector
 from tests.kit.tokenizers import byte_tokenizer, stream
+from v0_3_scheduler import LLM, SamplingParams
 from v0_3_scheduler.generate import main
 from v0_3_scheduler.measurements.plot_trace import main as plot_main
 from v0_3_scheduler.measurements.plot_trace import plot, rows
+from v0_3_scheduler.trace import tracer
 
 
 @pytest.fixture
@@ -162,3 +166,14 @@ def test_a_plot_of_a_trace_that_is_not_there_is_one_sentence(tmp_path, capsys, m
     monkeypatch.setattr("sys.argv", ["plot_trace", str(tmp_path / "t.jsonl"), str(tmp_path / "t.svg")])
     assert plot_main() == 1
     assert capsys.readouterr().err == f"error: {tmp_path / 't.jsonl'}: No such file or directory\n"
+
+
+def test_an_engine_that_was_traced_is_freed_at_once():
+    watched, lines = [], io.StringIO()
+    with without_garbage_collector():
+        llm = LLM(Watched(watched), tokenizer=byte_tokenizer())
+        llm.engine.on_step = tracer(llm.engine.scheduler, None, lines)
+        llm.generate(["Hi"], SamplingParams(temperature=0.0, max_tokens=3), use_tqdm=False)
+        del llm
+        assert [what for what, is_there in watched if is_there() is not None] == []
+    assert len(lines.getvalue().splitlines()) == 3

@@ -148,6 +148,17 @@ def test_a_server_profiles_between_two_requests_and_refuses_what_makes_no_sense(
     assert profile["event_loop_cpu_ms"] > 0
 
 
+def test_an_engine_that_was_profiled_is_freed_at_once():
+    watched = []
+    with without_garbage_collector():
+        llm = LLM(Watched(watched), tokenizer=byte_tokenizer())
+        with Profiler(llm.engine) as profile:
+            tokens(llm)
+        assert profile.num_steps == 6
+        del llm, profile
+        assert [what for what, is_there in watched if is_there() is not None] == []
+
+
 def test_a_server_that_ends_within_a_profile_ends_it_and_frees_its_memory():
     watched = []
 
