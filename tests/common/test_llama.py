@@ -178,20 +178,13 @@ def test_packed_and_plain_matrices_give_the_same_logits_and_greedy_tokens(tmp_pa
 
 
 @pytest.mark.real_model
-def test_logits_of_the_real_model_equal_transformers_at_5e_4(real, record_property):
-    """Three prompts; the distance of both engines to float64 is printed with `-s`."""
-    from common.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.from_folder(real.folder)
-    ours = Llama.from_folder(real.folder, CPU, torch.float32)
+@pytest.mark.parametrize(
+    "text", ["Why is the sky blue?", "def add(a, b):\n    return", "Das Wetter ist heute 中文 🙂 " * 4]
+)
+def test_logits_of_the_real_model_equal_transformers_at_5e_4(real, text):
+    """How far both are from float64 is measured by `v0_1_single_request.bench`."""
+    ours, tokenizer = real.ready["model"], real.ready["tokenizer"]
     assert ours.config == ModelConfig.from_folder(real.folder)
-    exact = type(real.hf)(real.hf.config)
-    exact.load_state_dict(real.hf.state_dict())
-    exact = exact.double().eval()
-    for text in ("Why is the sky blue?", "def add(a, b):\n    return", "Das Wetter ist heute 中文 🙂 " * 4):
-        ids = torch.tensor(tokenizer.chat_token_ids([{"role": "user", "content": text}]))
-        logits = ours.logits(ours.forward(ids, torch.arange(len(ids)), OneShotCache([len(ids)])))
-        theirs, reference = real.hf(ids[None]).logits[0], exact(ids[None]).logits[0]
-        ours_off, theirs_off = (logits - reference).abs().max(), (theirs - reference).abs().max()
-        print(f"\n{len(ids)} tokens: distance to float64 ours {ours_off:.1e}, transformers {theirs_off:.1e}")
-        torch.testing.assert_close(logits, theirs, atol=5e-4, rtol=0)
+    ids = torch.tensor(tokenizer.chat_token_ids([{"role": "user", "content": text}]))
+    logits = ours.logits(ours.forward(ids, torch.arange(len(ids)), OneShotCache([len(ids)])))
+    torch.testing.assert_close(logits, real.hf(ids[None]).logits[0], atol=5e-4, rtol=0)

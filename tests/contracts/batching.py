@@ -163,7 +163,7 @@ def test_blk_4_an_id_that_is_taken_is_refused_and_free_again_afterwards(mileston
 
 
 def test_two_streams_and_a_generate_between_them_share_the_engine(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     first, second = llm.stream([1, 2, 3], greedy(9)), llm.stream([4, 5, 6, 7], greedy(9))
     streamed = [[], []]
     for _ in range(3):
@@ -324,7 +324,7 @@ def test_a_prompt_is_needed(milestone, tiny):
 
 @pytest.mark.real_model
 def test_a_sample_on_the_real_model_batched_chunked_and_preempted_equals_transformers(milestone, real):
-    llm = milestone.LLM(real.folder, num_blocks=14, max_num_batched_tokens=32, max_num_seqs=4)
+    llm = milestone.LLM(**real.ready, num_blocks=14, max_num_batched_tokens=32, max_num_seqs=4)
     questions = ["Why is the sky blue?", "Name three colours.", "Count from 1 to 20.", "Write a short poem."]
     prompts = [llm.tokenizer.chat_token_ids([{"role": "user", "content": question}]) for question in questions]
     outputs = llm.generate(prompts, greedy(32))
@@ -337,7 +337,7 @@ def test_a_sample_on_the_real_model_batched_chunked_and_preempted_equals_transfo
 @pytest.mark.parametrize("budget", [8, 64, 512])
 @pytest.mark.parametrize("num_blocks", [12, 400])
 def test_16_prompts_on_the_real_model_equal_transformers(milestone, real, budget, num_blocks):
-    llm = milestone.LLM(real.folder, num_blocks=num_blocks, max_num_batched_tokens=budget, max_num_seqs=8)
+    llm = milestone.LLM(**real.ready, num_blocks=num_blocks, max_num_batched_tokens=budget, max_num_seqs=8)
     text = llm.tokenizer.encode("Once upon a time, in a land of rivers and mills, there lived a clockmaker. " * 8)
     prompts = [text[number : number + length] for number, length in enumerate(LENGTHS)]
     outputs = llm.generate(prompts, greedy(24))

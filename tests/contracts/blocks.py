@@ -173,7 +173,7 @@ def test_a_pool_that_cannot_be_is_refused(milestone, tiny, arguments, message):
 
 @pytest.mark.real_model
 def test_real_tokens_equal_transformers_across_the_boundaries_of_blocks(load, real):
-    llm = load(real.folder)
+    llm = load(real)
     text = llm.tokenizer.encode("The history of computing begins long before the first machine was built. " * 4)
     prompts = [text[:length] for length in (15, 16, 17, 31, 32, 33)]
     outputs = llm.generate(prompts, greedy(20))

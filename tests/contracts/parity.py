@@ -17,14 +17,14 @@ def prompt_of(length: int) -> list[int]:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_greedy_tokens_equal_transformers_on_tiny(load, tiny, length):
-    [output] = load(tiny.folder).generate([prompt_of(length)], GREEDY_16)
+    [output] = load(tiny).generate([prompt_of(length)], GREEDY_16)
     assert output.outputs[0].token_ids == tiny.tokens(prompt_of(length), 16)
     assert output.prompt_token_ids == prompt_of(length)
 
 
 def test_sch_10_prompts_of_mixed_lengths_together_equal_each_alone(load, tiny):
     prompts = [prompt_of(length) for length in (1, 5, 6, 4, 17)]
-    outputs = load(tiny.folder).generate(prompts, GREEDY_16)
+    outputs = load(tiny).generate(prompts, GREEDY_16)
     assert [output.outputs[0].token_ids for output in outputs] == [tiny.tokens(prompt, 16) for prompt in prompts]
 
 
@@ -48,7 +48,7 @@ def test_a_single_token_is_generated_from_the_longest_prompt(milestone, tiny):
     ["Why is the sky blue?", "Write a Python function that adds two numbers.", "Count from 1 to 20. 中文 🙂"],
 )
 def test_64_greedy_tokens_of_the_real_model_equal_transformers(load, real, question):
-    llm = load(real.folder)
+    llm = load(real)
     prompt = llm.tokenizer.chat_token_ids([{"role": "user", "content": question}])
     [output] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
     assert output.outputs[0].token_ids == real.tokens(prompt, 64)

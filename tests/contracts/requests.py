@@ -13,7 +13,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
 
 def test_text_and_token_ids_one_and_many_are_all_prompts(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     expected = tiny.tokens([72, 105], 3)
     for prompts in ("Hi", [72, 105], ["Hi"], [[72, 105]], ("Hi",)):
         [output] = llm.generate(prompts, SHORT)
@@ -24,7 +24,7 @@ def test_text_and_token_ids_one_and_many_are_all_prompts(load, tiny):
 
 
 def test_sch_11_no_prompts_give_no_outputs_and_the_same_prompt_twice_gives_two(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     assert llm.generate([], SHORT) == []
     first, second = llm.generate(["Hi", "Hi"], SHORT)
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
@@ -32,7 +32,7 @@ def test_sch_11_no_prompts_give_no_outputs_and_the_same_prompt_twice_gives_two(l
 
 
 def test_results_come_in_input_order_each_with_its_own_parameters(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     params = [SamplingParams(temperature=0.0, max_tokens=num, ignore_eos=True) for num in (9, 2, 5)]
     outputs = llm.generate(["one", "two", "three"], params)
     assert [output.prompt for output in outputs] == ["one", "two", "three"]
@@ -55,7 +55,7 @@ def test_results_come_in_input_order_each_with_its_own_parameters(load, tiny):
 )
 def test_a_bad_prompt_is_refused_in_one_sentence(load, tiny, prompts, message):
     with pytest.raises(RequestError, match=message):
-        load(tiny.folder).generate(prompts, SHORT)
+        load(tiny).generate(prompts, SHORT)
 
 
 def test_api_10_an_empty_text_is_the_bos_where_the_tokenizer_adds_one(milestone):
@@ -97,18 +97,18 @@ def test_one_bad_prompt_is_told_before_any_other_has_run(milestone):
 )
 def test_api_9_ids_outside_the_vocabulary_are_refused_in_parameters_too(load, tiny, params, message):
     with pytest.raises(RequestError, match=message):
-        load(tiny.folder).generate(["Hi"], SamplingParams(**params))
+        load(tiny).generate(["Hi"], SamplingParams(**params))
 
 
 def test_stream_refuses_at_the_call_not_at_the_first_step(load, tiny):
     with pytest.raises(RequestError, match="out of vocabulary"):
-        load(tiny.folder).stream([-1], SHORT)
+        load(tiny).stream([-1], SHORT)
     with pytest.raises(RequestError, match="must be SamplingParams"):
-        load(tiny.folder).stream("Hi", {"max_tokens": 1})
+        load(tiny).stream("Hi", {"max_tokens": 1})
 
 
 def test_a_stream_that_is_left_early_disturbs_nothing(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     stream = llm.stream("Hi", SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     next(stream)
     stream.close()
@@ -139,7 +139,7 @@ def test_tpl_2_a_model_without_a_template_refuses_chats_and_completes_text(miles
 @pytest.mark.parametrize("messages", [[], {"role": "user", "content": "Hi"}, "hello", 5, None, [[]], ["hello"]])
 def test_tpl_8_a_chat_without_messages_is_refused(load, tiny, messages):
     with pytest.raises(RequestError) as error:
-        load(tiny.folder).chat(messages)
+        load(tiny).chat(messages)
     assert error.value.param == "messages"
 
 

@@ -19,7 +19,7 @@ def sampled(llm, prompts=(PROMPT,), **params):
 
 
 def test_smp_5_a_seeded_request_gives_the_same_tokens_alone_and_among_others(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     alone = sampled(llm, seed=42, temperature=0.8)[0]
     assert sampled(llm, seed=42, temperature=0.8)[0] == alone
     seeded = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, seed=42)
@@ -30,7 +30,7 @@ def test_smp_5_a_seeded_request_gives_the_same_tokens_alone_and_among_others(loa
 
 
 def test_different_seeds_and_unseeded_requests_give_different_tokens(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     seeded = [tuple(sampled(llm, seed=seed)[0][0]) for seed in range(8)]
     assert len(set(seeded)) == 8
     assert len({tuple(sampled(llm)[0][0]) for _ in range(8)}) == 8
@@ -42,12 +42,12 @@ def test_an_engine_of_the_same_seed_repeats_unseeded_requests(milestone, tiny):
 
 
 def test_choice_i_of_n_is_the_request_with_seed_plus_i(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     assert sampled(llm, seed=100, n=3)[0] == [sampled(llm, seed=100 + i)[0][0] for i in range(3)]
 
 
 def test_api_7_choices_keep_their_indices_and_each_its_own_end(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     params = SamplingParams(n=3, temperature=1.0, max_tokens=5, ignore_eos=True, seed=1)
     [output] = llm.generate([PROMPT], params)
     assert [(choice.index, choice.finish_reason) for choice in output.outputs] == [(i, "length") for i in range(3)]
@@ -63,18 +63,18 @@ def test_api_7_choices_keep_their_indices_and_each_its_own_end(load, tiny):
 
 
 def test_n_greedy_choices_are_identical(load, tiny):
-    choices = sampled(load(tiny.folder), temperature=0.0, n=2)[0]
+    choices = sampled(load(tiny), temperature=0.0, n=2)[0]
     assert choices[0] == choices[1] == tiny.tokens(PROMPT, 12)
 
 
 def test_smp_1_temperature_0_and_top_k_1_are_greedy_whatever_the_filters_say(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     for params in ({"temperature": 0.0, "top_p": 0.1, "min_p": 0.9}, {"top_k": 1}, {"temperature": 1e-12}):
         assert sampled(llm, **params)[0][0] == tiny.tokens(PROMPT, 12)
 
 
 def test_logprobs_are_the_log_softmax_of_the_models_own_logits(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     params = SamplingParams(temperature=0.7, max_tokens=4, ignore_eos=True, seed=5, logprobs=3, presence_penalty=1.0)
     [output] = llm.generate([PROMPT], params)
     choice = output.outputs[0]
@@ -95,7 +95,7 @@ def test_logprobs_are_the_log_softmax_of_the_models_own_logits(load, tiny):
 
 
 def test_logit_bias_and_penalties_reach_the_sampler(load, tiny):
-    llm = load(tiny.folder)
+    llm = load(tiny)
     assert sampled(llm, temperature=0.0, logit_bias={77: 100.0})[0][0] == [77] * 12
     plain = sampled(llm, temperature=0.0, max_tokens=40)[0][0]
     penalised = sampled(llm, temperature=0.0, max_tokens=40, frequency_penalty=2.0, presence_penalty=2.0)[0][0]

@@ -38,6 +38,7 @@ from typing import Any
 import pytest
 from sources import split_fences
 
+from tests.conftest import REAL
 from tests.contracts import promises
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +134,9 @@ def needs_model(block: Block) -> bool:
 
 
 SESSIONS = [
-    pytest.param(block, id=str(block), marks=[pytest.mark.real_model] if needs_model(block) else [])
+    pytest.param(block, id=f"{REAL}, {block}", marks=[pytest.mark.real_model])
+    if needs_model(block)
+    else pytest.param(block, id=str(block))
     for block in of("pycon")
     if not block.is_solution
 ]

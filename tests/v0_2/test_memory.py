@@ -7,6 +7,7 @@ from common.attention import sdpa
 from common.errors import ModelError
 from common.units import format_bytes, parse_bytes
 from tests.kit.models import ScriptModel
+from v0_2_block_manager import memory
 from v0_2_block_manager.engine_args import EngineArgs
 from v0_2_block_manager.memory import bytes_per_block, pool_size, profiled_tokens
 
@@ -18,6 +19,13 @@ def smol():
     )
 
 
+@pytest.fixture
+def default_pool(monkeypatch, default_pool_bytes):
+    """The default that users have, which the tests otherwise replace; here no pool is made."""
+    monkeypatch.setattr(memory, "CPU_POOL_BYTES", default_pool_bytes)
+
+
+@pytest.mark.usefixtures("default_pool")
 def test_the_default_on_a_cpu_is_1_gib_as_design_md_works_it_out_by_hand():
     pool = pool_size(EngineArgs(), smol(), sdpa)
     assert bytes_per_block(EngineArgs(), smol()) == 720 * 1024
@@ -34,6 +42,7 @@ def test_num_blocks_and_kv_cache_memory_are_taken_as_asked():
     assert pool_size(EngineArgs(kv_cache_memory="512MiB", block_size=32), smol(), sdpa).num_blocks == 364
 
 
+@pytest.mark.usefixtures("default_pool")
 def test_bfloat16_holds_twice_as_many_tokens():
     model = smol()
     model.dtype = torch.bfloat16

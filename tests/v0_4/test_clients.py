@@ -42,7 +42,7 @@ def text(load, tiny):
 
     def build(prompt_ids):
         params = SamplingParams(temperature=0, max_tokens=NUM, ignore_eos=True)
-        [choice] = load(tiny.folder).generate([prompt_ids], params, use_tqdm=False)[0].outputs
+        [choice] = load(tiny).generate([prompt_ids], params, use_tqdm=False)[0].outputs
         assert choice.token_ids == tiny.tokens(prompt_ids, NUM)
         return choice.text
 
@@ -205,7 +205,7 @@ def test_streamed_logprobs_of_a_chat_are_those_of_the_whole_one(client):
 
 def test_sampled_choices_are_those_of_the_offline_engine(client, load, tiny):
     params = SamplingParams(n=3, seed=7, temperature=0.9, top_p=0.95, max_tokens=NUM)
-    expected = [choice.text for choice in load(tiny.folder).generate([PROMPT], params, use_tqdm=False)[0].outputs]
+    expected = [choice.text for choice in load(tiny).generate([PROMPT], params, use_tqdm=False)[0].outputs]
     options = {"model": "tiny", "n": 3, "seed": 7, "temperature": 0.9, "top_p": 0.95, "max_tokens": NUM}
     answer = client.completions.create(prompt=PROMPT, **options)
     assert [choice.text for choice in answer.choices] == expected

@@ -32,7 +32,7 @@ class Server:
     """A server process: what it has written to stderr so far, its address, and its end."""
 
     def __init__(self, *args: Any, module: str = "v0_4_http", environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", module, "--port", "0", *map(str, args)]
+        command = [sys.executable, "-m", module, "--port", "0", "--kv-cache-memory", "128MiB", *map(str, args)]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
