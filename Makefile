@@ -31,10 +31,10 @@ serve: $(VENV)/.demo ## Serve the default model on 127.0.0.1:8000 as OpenAI's AP
 	$(BIN)/python -m v0_4_http
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 test-all: $(VENV)/.test ## Also the slow tests, and the real model for every milestone
-	$(BIN)/python -m pytest --all
+	$(BIN)/python -m pytest --numprocesses 2 --all
 
 lint: $(VENV)/.test ## ruff, mypy and the ledger
 	$(BIN)/ruff check .
