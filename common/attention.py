@@ -16,6 +16,7 @@ from torch import Tensor
 from common.errors import ModelError
 
 BACKENDS = ("auto", "sdpa", "flash-attn")
+CPU_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # SDPA's own, which returns log-sum-exps as well
 
 
 class AttentionBackend(Protocol):
@@ -38,28 +39,60 @@ class AttentionBackend(Protocol):
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:
-    """`AttentionBackend` on SDPA, one call per sequence; grouped-query heads are shared without a copy."""
+    """`AttentionBackend` on SDPA, one sequence after the other; grouped-query heads are shared without a copy."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    has_kernel = q.device.type == "cpu" and hasattr(torch.ops.aten, CPU_KERNEL)
     q_start = kv_start = 0
     for query_len, kv_len in zip(query_lens, kv_lens, strict=True):
         q_end, kv_end = q_start + query_len, kv_start + kv_len
-        # The mask is aligned to the lower right: the last query sees everything, the first one what came before it.
-        # SDPA's `is_causal` aligns to the upper left. For a whole prompt both are the same (and `is_causal` is faster),
-        # from the second chunk on it would hide the sequence's own past; one query alone sees everything anyway.
-        is_causal = query_len == kv_len and query_len > 1
-        mask = None
-        if not is_causal and query_len > 1:
-            mask = torch.ones(query_len, kv_len, dtype=torch.bool, device=q.device).tril(kv_len - query_len)
-        out[q_start:q_end] = F.scaled_dot_product_attention(
-            q[q_start:q_end].transpose(0, 1)[None],  # [1, num_heads, query_len, head_dim]
-            k[kv_start:kv_end].transpose(0, 1)[None],  # [1, num_kv_heads, kv_len, head_dim]
-            v[kv_start:kv_end].transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=is_causal,
-            enable_gqa=True,
-        )[0].transpose(0, 1)
+        attend = _attend_in_two if has_kernel and 1 < query_len < kv_len else _attend_at_once
+        out[q_start:q_end] = attend(q[q_start:q_end], k[kv_start:kv_end], v[kv_start:kv_end])
         q_start, kv_start = q_end, kv_end
     return out
+
+
+def _attend_at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One sequence's attention in one call: `[query_len, num_heads, head_dim]`."""
+    query_len, kv_len = len(q), len(k)
+    # The mask is aligned to the lower right: the last query sees everything, the first one what came before it.
+    # SDPA's `is_causal` aligns to the upper left. For a whole prompt both are the same (and `is_causal` is faster),
+    # from the second chunk on it would hide the sequence's own past; one query alone sees everything anyway.
+    is_causal = query_len == kv_len and query_len > 1
+    mask = None
+    if not is_causal and query_len > 1:
+        mask = torch.ones(query_len, kv_len, dtype=torch.bool, device=q.device).tril(kv_len - query_len)
+    return F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],  # [1, num_heads, query_len, head_dim]
+        k.transpose(0, 1)[None],  # [1, num_kv_heads, kv_len, head_dim]
+        v.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=is_causal,
+        enable_gqa=True,
+    )[0].transpose(0, 1)
+
+
+def _attend_in_two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A later chunk's attention on a CPU, to its past and to itself, without a mask.
+
+        keys       0 ........ past | past ... end
+        a chunk    sees all        | sees itself, causally
+
+    A mask costs time, and so do the scores that it hides. These two are softmaxes over two parts of a row of scores;
+    the log-sum-exp of each part says how much of the row's weight it has, as in FlashAttention (Dao et al., 2022).
+    Only the kernel behind SDPA returns these, and it is not public: without it, there is `_attend_at_once`.
+    """
+    kernel = getattr(torch.ops.aten, CPU_KERNEL)
+    past = len(k) - len(q)
+    # What the kernel takes for a batch are our KV heads: each has its group of queries, and its keys without a copy.
+    keys, values = k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]  # [num_kv_heads, 1, kv_len, head_dim]
+    queries = q.transpose(0, 1).unflatten(0, (len(keys), -1))  # [num_kv_heads, group, query_len, head_dim]
+    own_keys, own_values = keys[:, :, past:].expand_as(queries), values[:, :, past:].expand_as(queries)
+    own, own_lse = kernel(queries, own_keys, own_values, is_causal=True)
+    # With nothing to hide, the queries of a group can stand one after the other, as one longer sequence.
+    grouped = queries.flatten(1, 2)[:, None]
+    before, before_lse = kernel(grouped, keys[:, :, :past], values[:, :, :past])
+    share = torch.sigmoid(before_lse.reshape(own_lse.shape) - own_lse)[..., None]
+    return own.lerp(before.reshape(own.shape), share.to(own.dtype)).flatten(0, 1).transpose(0, 1)
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

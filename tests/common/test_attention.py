@@ -79,6 +79,27 @@ def test_packed_sequences_of_all_kinds_see_only_themselves(heads: tuple[int, int
     assert_right([5, 1, 3, 1, 8], [5, 12, 9, 1, 8], heads)
 
 
+@pytest.mark.parametrize(("query_len", "kv_len"), [(257, 700), (300, 301), (512, 1000)])
+def test_a_chunk_in_two_calls_agrees_with_one_call_and_its_mask(query_len: int, kv_len: int) -> None:
+    q, k, v = inputs([query_len], [kv_len], (6, 2), 64)
+    found = attention._attend_in_two(q, k, v)
+    torch.testing.assert_close(found, attention._attend_at_once(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_scores_too_large_for_exp_are_weighed_right_between_past_and_chunk() -> None:
+    q, k, v = inputs([4], [12])
+    q = q * 50  # scores in the hundreds: exp would overflow, and a row's weight lies almost all on one side
+    torch.testing.assert_close(sdpa(q, k, v, [4], [12]).double(), reference(q, k, v, [4], [12]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_without_the_kernel_a_mask_hides_what_comes_later(
+    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "CPU_KERNEL", "no_such_operator")
+    assert_right([5, 1, 3, 1, 8], [5, 12, 9, 1, 8], heads)
+
+
 @pytest.mark.parametrize("head_dim", [8, 32, 64, 128])
 def test_scores_are_scaled_by_the_root_of_the_head_dim(head_dim: int) -> None:
     assert_right([3, 1], [6, 4], head_dim=head_dim)
