@@ -5,15 +5,31 @@ sentence without a traceback, and the server (v0.4) turns a `RequestError` into 
 Everything else that is raised is a fault of ours and keeps its traceback.
 """
 
+import math
 import reprlib
 
-_REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 80, 80
+MAX_SHOWN = 120  # characters of a value in a message: a line
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 80, 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write more than 4,300 digits; 80 of them fit into a line."""
+        if x.bit_length() <= 265:
+            return repr(x)
+        return f"<an integer of about {math.log10(abs(x)):,.0f} digits>"
+
+
+_SHORT = _Short()
 
 
 def shown(value: object) -> str:
-    """What the caller gave, for a message: its `repr`, but never long, and never too deep to be written."""
-    return _REPR.repr(value)
+    """What the caller gave, for a message: its `repr`, but at most a line of it, and never too deep to be written."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 class ModelError(ValueError):

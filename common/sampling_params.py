@@ -73,7 +73,8 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens}).", param="min_tokens"
+                f"min_tokens ({shown(self.min_tokens)}) must not be above max_tokens ({shown(self.max_tokens)}).",
+                param="min_tokens",
             )
         if self.seed is not None:
             _integer("seed", self.seed)
@@ -166,16 +167,16 @@ def check_request(
         )
     if params.max_tokens is not None and num_prompt_tokens + params.max_tokens > max_model_len:
         raise RequestError(
-            f"The prompt has {num_prompt_tokens} tokens and max_tokens asks for {params.max_tokens} more: together "
-            f"{num_prompt_tokens + params.max_tokens}, but the context holds {max_model_len} tokens (max_model_len): "
-            "lower max_tokens.",
+            f"The prompt has {num_prompt_tokens} tokens and max_tokens asks for {shown(params.max_tokens)} more: "
+            f"together {shown(num_prompt_tokens + params.max_tokens)}, but the context holds {max_model_len} tokens "
+            "(max_model_len): lower max_tokens.",
             param="max_tokens",
             code="context_length_exceeded",
         )
     if num_prompt_tokens + params.min_tokens > max_model_len:
         raise RequestError(
-            f"The prompt has {num_prompt_tokens} tokens and min_tokens asks for {params.min_tokens} more, but the "
-            f"context holds {max_model_len} tokens (max_model_len).",
+            f"The prompt has {num_prompt_tokens} tokens and min_tokens asks for {shown(params.min_tokens)} more, but "
+            f"the context holds {max_model_len} tokens (max_model_len).",
             param="min_tokens",
             code="context_length_exceeded",
         )
@@ -198,7 +199,8 @@ def check_token_ids(name: str, token_ids: Sequence[int] | Mapping[int, Any], voc
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{name} has token id {token_id}, which is out of vocabulary: ids go from 0 to {vocab_size - 1}.",
+                f"{name} has token id {shown(token_id)}, which is out of vocabulary: ids go from 0 to "
+                f"{vocab_size - 1}.",
                 param=name,
             )
 

@@ -118,8 +118,8 @@ def test_len_2_a_number_of_tokens_that_is_none_is_refused_by_name(serve_script):
             refused(server.chat(max_tokens=value), "max_tokens", says)
             both = server.chat(max_tokens=5, max_completion_tokens=value)
             refused(both, "max_completion_tokens", ["max_completion_tokens", says])
-        for value in (2147483648, 2**63, 10**400):
-            refused(server.complete(max_tokens=value), "max_tokens", str(value), code="context_length_exceeded")
+        for value, says in ((2147483648, "2147483648"), (2**63, str(2**63)), (10**400, "about 400 digits")):
+            refused(server.complete(max_tokens=value), "max_tokens", says, code="context_length_exceeded")
         for value in (-1, 1.5, "2", True):
             refused(server.complete(min_tokens=value), "min_tokens")
         refused(server.complete(min_tokens=5, max_tokens=4), "min_tokens", ["min_tokens (5)", "max_tokens (4)"])
@@ -499,3 +499,45 @@ def test_a_path_with_a_slash_too_many_is_a_404_and_no_redirect(serve_script):
     with serve_script([65]) as server:
         answer = server.http.post("/tokenize/", json={"prompt": "a"}, headers={"Host": "evil.example"})
     assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
+def test_unt_7_numbers_with_thousands_of_digits_are_400_and_no_message_repeats_more_than_a_line(serve_script):
+    digits = "9" * 4300  # the most that Python reads
+    fields = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs", "top_logprobs", "temperature", "top_p")
+    line = 500  # of a whole message; what the caller sent is 4,000 characters and more
+    with refusing(serve_script([65], prompt_len=2)) as server:
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            prompt = '"prompt":"Hi"' if route == "/v1/completions" else '"messages":[{"role":"user","content":"Hi"}]'
+            for name in (*fields, "max_completion_tokens", "repetition_penalty", "stop_token_ids", "logit_bias"):
+                for value in (digits, f"-{digits}", f'"{digits}"', f"[{digits}]", f'{{"{digits}":{digits}}}'):
+                    response = post(server, route, f'{{{prompt},"max_tokens":1,"{name}":{value}}}'.encode())
+                    assert response.status_code in (200, 400), (route, name, value[:9], response.text[:300])
+                    assert len(response.text) < line or response.status_code == 200, response.text[:600]
+            both = f'{{{prompt},"min_tokens":{digits},"max_tokens":{digits[:-1]}}}'
+            refused(post(server, route, both.encode()), "min_tokens", ["about 4,300 digits", "about 4,299 digits"])
+        long = {"status": 404, "code": "model_not_found"}
+        asked = (
+            (server.complete(max_tokens=int(digits)), "max_tokens", {"code": "context_length_exceeded"}),
+            (
+                server.complete(max_tokens=None, min_tokens=int(digits)),
+                "min_tokens",
+                {"code": "context_length_exceeded"},
+            ),
+            (server.complete(prompt=[int(digits)]), "prompt", {}),
+            (server.complete(stop_token_ids=[int(digits)]), "stop_token_ids", {}),
+            (server.complete(logit_bias={"a" * 5000: 1}), "logit_bias", {}),
+            (server.complete(logit_bias={"a" * 5000: "b"}), "logit_bias", {}),
+            (server.complete(model="a" * 5000), "model", long),
+            (server.complete(stream=True, stream_options={"a" * 5000: 1}), "stream_options", {}),
+            (server.complete(stop=[["a" * 5000] * 9] * 9), "stop", {}),
+            (server.chat(messages=[{"role": "a" * 5000, "content": "Hi"}]), "messages", {}),
+            (server.chat(messages=[{"role": "user", "content": [{"type": "a" * 5000}]}]), "messages", {}),
+            (server.http.post("/detokenize", json={"tokens": [int(digits)]}), "tokens", {}),
+            (server.http.get("/none/" + "a" * 5000), None, {"status": 404}),
+            (server.http.get("/v1/models/" + "a" * 5000), "model", long),
+            (server.http.request("A" * 5000, "/v1/models"), None, {"status": 405}),
+            (server.http.request("GET", "/v1/completions/" + "\\u2028" * 999), None, {"status": 404}),
+        )
+        for response, param, more in asked:
+            refused(response, param, **more)
+            assert len(response.text) < line, response.text[:600]

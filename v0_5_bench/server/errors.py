@@ -82,11 +82,11 @@ def install(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path = request.scope["path"]
+        path, method = shown(request.scope["path"])[1:-1], shown(request.method)[1:-1]
         known = {
             400: "The body cannot be read as JSON.",  # FastAPI gives no reason
             404: f"There is no {path} here.",
-            405: f"{path} does not take {request.method}.",
+            405: f"{path} does not take {method}.",
         }
         message = known.get(error.status_code, str(error.detail) or HTTPStatus(error.status_code).phrase)
         code = "request_too_large" if error.status_code == 413 else None
@@ -116,7 +116,8 @@ def _first_fault(error: RequestValidationError) -> tuple[str, str | None]:
     if fault["type"] == "string_unicode" and len(fault["loc"]) < 2:
         return f"The body has a field whose name is not valid Unicode: {shown(fault['input'])}.", None
     # ("body", "messages", 0, "content"), where unions and their members put names of their own in between.
-    where = [part for part in fault["loc"][1:] if isinstance(part, int) or part.isidentifier()]
+    loc = [shown(part)[1:-1] if isinstance(part, str) else part for part in fault["loc"][1:]]
+    where = [part for part in loc if isinstance(part, int) or part.isidentifier()]
     if fault["type"] == "json_invalid":
         return f"The body is not valid JSON: {fault['ctx']['error']}.", None
     if not where:
