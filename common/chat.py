@@ -13,6 +13,7 @@ from common.errors import RequestError, shown
 # What each role is called in a template. OpenAI renamed `system` to `developer`; templates know only the old name.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 PASSED_ON = ("name", "tool_call_id")  # besides role and content: what a template may read
+PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its text's field
 NOT_SUPPORTED = ("tool_calls", "function_call")  # would change the prompt; null or empty ones say nothing
 
 
@@ -20,6 +21,7 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """New message objects with `role` and a string `content`, ready for a chat template; the input is left alone.
 
     `developer` becomes `system`, a `content` of null becomes `""`, text parts are joined by a newline (as in vLLM).
+    The words in which an assistant has refused are its turn's text, too.
 
     Raises:
         RequestError: with `param="messages"`; an empty list has `code="empty_array"`, as at OpenAI.
@@ -40,9 +42,12 @@ def _message(where: str, message: object) -> dict[str, Any]:
     for name in NOT_SUPPORTED:
         if message.get(name):
             raise _refusal(f"{where} has {name}, which is not supported.")
-    if "content" not in message:
+    content = message.get("content")
+    if role == "assistant" and content in (None, "") and message.get("refusal") is not None:
+        content = [{"type": "refusal", "refusal": message["refusal"]}]  # as OpenAI answers, without any parts
+    elif "content" not in message:
         raise _refusal(f"{where} has no content.")
-    result: dict[str, Any] = {"role": ROLES[role], "content": _text(where, message["content"])}
+    result: dict[str, Any] = {"role": ROLES[role], "content": _text(where, content)}
     for name in PASSED_ON:
         if (value := message.get(name)) is not None:
             if not isinstance(value, str):
@@ -64,11 +69,12 @@ def _text(where: str, content: object) -> str:
 def _part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise _refusal(f"{where} must be an object with type and text, got {shown(part)}.")
-    if part.get("type") != "text":
-        raise _refusal(f"{where} has the type {shown(part.get('type'))}: only text is supported.")
-    text = part.get("text")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in PARTS:
+        raise _refusal(f"{where} has the type {shown(kind)}: only text is supported.")
+    text = part.get(PARTS[kind])
     if not isinstance(text, str):
-        raise _refusal(f"{where}.text must be a string, got {shown(text)}.")
+        raise _refusal(f"{where}.{PARTS[kind]} must be a string, got {shown(text)}.")
     return text
 
 

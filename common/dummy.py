@@ -4,15 +4,16 @@ How long a step takes, and how much memory, depends on a model's shape and not o
 measures a model without its gigabytes; what it writes is noise. Changes in no milestone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.config import ModelConfig
 from common.errors import ModelError, RequestError
-from common.tokenizer import Tokenizer
+from common.tokenizer import NOTHING, Tokenizer
 from common.units import format_bytes
 from common.weights import expected_shapes, fusion_plan
 
@@ -76,7 +77,11 @@ class IdTokenizer(Tokenizer):
         return b"".join(map(self.token_bytes, token_ids)).decode()
 
     def render_chat(
-        self, messages: object, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: object,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] = NOTHING,
     ) -> str:
         """Raise a `RequestError`: a chat is text."""
         raise self._refusal("messages")

@@ -5,10 +5,13 @@ and OpenAI's log-probabilities are made of. transformers is imported when a fold
 from two threads at once. Changes in no milestone.
 """
 
+import inspect
 import json
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from common.chat import normalize_messages
@@ -17,6 +20,7 @@ from common.errors import ModelError, RequestError, shown
 if TYPE_CHECKING:
     import tokenizers
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how SentencePiece writes a token that is one raw byte
 
 
@@ -92,7 +96,11 @@ class Tokenizer:
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def render_chat(
-        self, messages: object, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: object,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] = NOTHING,
     ) -> str:
         """The prompt that the model's chat template makes of OpenAI's messages.
 
@@ -100,6 +108,8 @@ class Tokenizer:
             messages: see `normalize_messages`.
             add_generation_prompt: end with the header of a new assistant turn.
             continue_final_message: leave the last, an assistant's, turn open, so that the model goes on with it.
+            template_kwargs: further variables of the template (`enable_thinking`, ...); what it does not read says
+                nothing.
 
         Raises:
             RequestError: what `normalize_messages` refuses, no template, or the template's own refusal in its words.
@@ -123,15 +133,24 @@ class Tokenizer:
                     f"{shown(chat[-1]['role'])}.",
                     param="continue_final_message",
                 )
-        return self._render(chat, add_generation_prompt, continue_final_message)
+        for name in template_kwargs:
+            if name in self._template_arguments:
+                raise RequestError(
+                    f"chat_template_kwargs may not have {name}: the server gives it to the template itself.",
+                    param="chat_template_kwargs",
+                )
+        return self._render(chat, add_generation_prompt, continue_final_message, template_kwargs)
 
     def chat_token_ids(
-        self, messages: object, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: object,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] = NOTHING,
     ) -> list[int]:
         """Token ids of `render_chat`. The template prints the BOS, so that none is added here."""
-        return self._encode(
-            self.render_chat(messages, add_generation_prompt, continue_final_message), False, "messages"
-        )
+        text = self.render_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
+        return self._encode(text, False, "messages")
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text that has begun, as UTF-8; a part of a character where it ends within one.
@@ -172,7 +191,13 @@ class Tokenizer:
             ) from None
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def _render(self, chat: list[dict[str, Any]], add_generation_prompt: bool, continue_final_message: bool) -> str:
+    def _render(
+        self,
+        chat: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -181,7 +206,10 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                **template_kwargs,
             )
+        except RecursionError:
+            message = "chat_template_kwargs are nested too deeply."
         except TemplateError as error:  # what a template's raise_exception(...) raises, too
             message = f"The model's chat template does not accept these messages: {error}"
         except (TypeError, ValueError) as error:
@@ -202,6 +230,12 @@ class Tokenizer:
         if match and int(match[1], 16) >= 0x80:  # alone it decodes to U+FFFD; ASCII bytes decode as they are
             return bytes.fromhex(match[1])
         return None
+
+    @cached_property
+    def _template_arguments(self) -> frozenset[str]:
+        """Names that mean something to transformers or Jinja, and so are no variables that a caller may set."""
+        own = inspect.signature(self._hf.apply_chat_template).parameters
+        return frozenset(own) | {"self", "args", "messages", "conversations"}
 
     @cached_property
     def _decoders(self) -> frozenset[str]:
