@@ -302,7 +302,9 @@ def test_lgp_2_what_json_cannot_say_is_minus_9999(serve):
 
 
 def test_api_4_null_is_the_same_as_leaving_a_field_out(serve, milestone):
-    protocol = importlib.import_module(f"{milestone.__name__}.server.protocol")
+    protocol, fields = (
+        importlib.import_module(f"{milestone.__name__}.server.{name}") for name in ("protocol", "fields")
+    )
     certain = Shaped([*b"ABC", EOS], 2, lambda logits: logits * 100)  # so that the default temperature is greedy, too
     with serve(certain, num_blocks=200) as server:
         for path, body, kind in (
@@ -310,7 +312,7 @@ def test_api_4_null_is_the_same_as_leaving_a_field_out(serve, milestone):
             ("/v1/chat/completions", {"messages": USER, "max_completion_tokens": 7}, protocol.ChatCompletionRequest),
         ):
             plain = server.http.post(path, json=body)
-            nulls = dict.fromkeys([*kind.model_fields, *protocol.HARMLESS, "user"]) | body
+            nulls = dict.fromkeys([*kind.model_fields, *fields.KNOWN]) | body
             if "prompt" in body:
                 nulls["max_tokens"] = 16  # where null has a meaning of its own
             answer = server.http.post(path, json=nulls)
@@ -327,7 +329,7 @@ def test_api_4_unknown_fields_are_ignored_with_one_line_in_the_log(serve_script,
         assert server.chat(max_tokens=1, **ignored).status_code == 200
         assert server.http.post("/tokenize", json={"prompt": "Hi"} | ignored).json()["tokens"] == [72, 105]
         lines = [r.getMessage() for r in caplog.records if r.name.endswith(".protocol")]
-        assert lines == [r"ignored fields: user, store, metadata, two\nlines"] * 3
+        assert lines == [r"ignored fields: user, store, metadata, two\nlines (unknown)"] * 3
 
 
 def test_tokenize_and_detokenize_are_each_others_inverse(serve):
@@ -369,3 +371,56 @@ def test_blk_4_two_requests_with_one_client_chosen_id_at_once_are_answered_apart
         assert all(" request_id=mine " in line for line in lines)
         # Without one, the server makes one.
         assert len({server.http.get("/health").headers["X-Request-Id"] for _ in range(2)}) == 2
+
+
+def test_what_chat_template_kwargs_say_reaches_the_template_and_nothing_else_does(serve):
+    template = (
+        "{{ bos_token }}{% if think is defined and think %}<think>{% endif %}"
+        "{{ messages[0]['content'] }}{{ name | default('nobody') }}{% if add_generation_prompt %}:{% endif %}"
+    )
+    tokenizer = byte_tokenizer(chat_template=template)
+    with serve(ScriptModel([65, EOS], 9), tokenizer=tokenizer, num_blocks=50) as server:
+        for kwargs, rendered in (
+            (None, "Hinobody:"),
+            ({}, "Hinobody:"),
+            ({"think": True}, "<think>Hinobody:"),
+            ({"think": False, "name": "é"}, "Hié:"),
+            ({"name": ["a", {"b": 1}], "unread": {"x": None}}, "Hi['a', {'b': 1}]:"),
+        ):
+            body = {"messages": USER, "chat_template_kwargs": kwargs}
+            assert server.http.post("/tokenize", json=body).json()["tokens"] == [BOS, *rendered.encode()]
+            assert counts(server.chat(max_tokens=1, **body))[0] == 1 + len(rendered.encode())
+
+
+def test_the_list_of_models_has_its_address_with_a_slash_too(serve_script):
+    with serve_script([65], server={"served_model_name": ["org/model"]}) as server:
+        listed = server.http.get("/v1/models")
+        assert server.http.get("/v1/models/").json() == listed.json()
+        assert server.http.get("/v1/models/org/model").json() == listed.json()["data"][0]
+
+
+def test_unt_22_what_an_assistant_has_refused_with_is_its_turns_text(serve_script):
+    refusal = {"type": "refusal", "refusal": "No."}
+    turns = [
+        {"content": [refusal]},
+        {"content": None, "refusal": "No."},
+        {"content": "", "refusal": "No."},
+        {"refusal": "No."},
+        {"content": "No.", "refusal": None},
+        {"content": [{"type": "output_text", "text": "No."}]},
+    ]
+    with serve_script([65], max_model_len=200) as server:
+        tokens = [
+            server.http.post("/tokenize", json={"messages": [*USER, {"role": "assistant"} | turn, *USER]}).json()[
+                "tokens"
+            ]
+            for turn in turns
+        ]
+        assert (
+            tokens
+            == [[BOS, *b"[user]\nHi", EOT, *b"[assistant]\nNo.", EOT, *b"[user]\nHi", EOT, *b"[assistant]\n"]] * 6
+        )
+        messages = [*USER, {"role": "assistant", "content": [{"type": "text", "text": "Well."}, refusal]}, *USER]
+        assert counts(server.chat(messages=messages, max_tokens=1))[0] == len(tokens[0]) + len("Well.\n")
+        messages[1]["content"] = [{"type": "refusal", "text": "No."}]
+        assert "messages[1].content[0].refusal must be a string" in server.chat(messages=messages).text

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import json
 import logging
+import random
 import socket
 
 import pytest
@@ -74,7 +75,7 @@ def test_api_1_wrong_requests_get_openais_error_object(serve_script):
 def test_api_3_an_unknown_model_is_404_model_not_found(serve_script):
     unknown = {"status": 404, "code": "model_not_found"}
     with refusing(serve_script([65], server={"served_model_name": ["org/model", "alias"]})) as server:
-        for name in ("nope", "", "ALIAS", "model", "org/model/"):
+        for name in ("nope", "/", "ALIAS", "model", "org/model/"):
             says = [f"'{name}' does not exist", "org/model, alias"]
             refused(server.chat(model=name), "model", says, **unknown)
             refused(server.complete(model=name, stream=True), "model", says, **unknown)
@@ -260,12 +261,18 @@ def test_smp_8_numbers_outside_their_range_or_not_finite_are_refused_by_name(ser
             ("presence_penalty", ("-2.1", "2.1")),
             ("frequency_penalty", ("-2.1", "2.1")),
             ("repetition_penalty", ("0", "-1")),
-            ("seed", ("1.5", '"1"', "true")),
+            ("seed", ("1.5", '"1"', "true", str(2**63), str(-(2**63) - 1), "1" + "0" * 400)),
         ):
             for value in (*values, "NaN", "Infinity", "-Infinity", "1e999"):
                 refused(post(server, "/v1/completions", f'{{"prompt":"Hi","{name}":{value}}}'.encode()), name)
         within = {"temperature": 2, "top_p": 1, "min_p": 1, "presence_penalty": -2, "frequency_penalty": 2}
-        for name, value in (*within.items(), ("seed", -1), ("seed", 10**30), ("repetition_penalty", 0.01)):
+        for name, value in (
+            *within.items(),
+            ("seed", -1),
+            ("seed", 2**63 - 1),
+            ("seed", -(2**63)),
+            ("repetition_penalty", 0.01),
+        ):
             assert server.complete(**{"max_tokens": 1, name: value}).status_code == 200, name
 
 
@@ -284,10 +291,10 @@ def test_smp_9_top_k_is_off_greedy_or_refused_and_spare_rows_are_never_sampled(s
             refused(server.complete(top_k=top_k), "top_k")
 
 
-def test_fields_that_would_change_the_answer_are_refused_by_name_and_accepted_where_they_would_not(
+def test_fields_that_would_change_the_answer_are_refused_with_the_reason_and_accepted_where_they_would_not(
     serve_script, milestone
 ):
-    table = importlib.import_module(f"{milestone.__name__}.server.protocol").HARMLESS
+    fields = importlib.import_module(f"{milestone.__name__}.server.fields")
     asked = {
         "tools": [{"type": "function"}],
         "tool_choice": "required",
@@ -297,21 +304,84 @@ def test_fields_that_would_change_the_answer_are_refused_by_name_and_accepted_wh
         "guided_json": {},
         "bad_words": ["x"],
         "use_beam_search": True,
-        "prompt_logprobs": 1,
+        "typical_p": 0.9,
+        "mirostat": True,
+        "mirostat_tau": 5,
+        "priority": -1,
+        "length_penalty": "1",
+        "n_predict": 5,
     }
-    assert asked.keys() <= table.keys()
+    assert asked.keys() <= fields.HARMLESS.keys()
+    on_chats = {"max_completion_tokens", "top_logprobs"}  # which are used there
     with refusing(serve_script([*b"ABC", EOS], prompt_len=2)) as server:
-        for name, values in table.items():
-            value = asked.get(name, {"surely": "not harmless"})
-            refused(server.complete(**{name: value}), name, f"{name} is not supported")
-            for value in (*values, None):
-                assert completion(server, **{name: value}) == "ABC", (name, value)
-        for name, value in asked.items():
-            refused(server.chat(stream=True, **{name: value}), name, f"{name} is not supported")
-        harmless = {name: values[0] for name, values in table.items() if values}
+        for name, values in fields.HARMLESS.items():
+            says = f"{name} is not supported: {fields.REASONS[name]}."
+            if name != "echo":  # which is used here
+                refused(server.complete(**{name: asked.get(name, {"surely": "not harmless"})}), name, says)
+                for value in (*values, None):
+                    assert completion(server, **{name: value}) == "ABC", (name, value)
+            if name not in on_chats:
+                refused(server.chat(stream=True, **{name: asked.get(name, 5)}), name, says)
+        harmless = {name: values[0] for name, values in fields.HARMLESS.items() if values and name not in on_chats}
         assert server.chat(max_tokens=1, **harmless).status_code == 200
         tokenize = {"messages": USER, "tools": [{}]}
         refused(server.http.post("/tokenize", json=tokenize), "tools", "tools is not supported")
+        whole = {"messages": USER, "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2, "stream": True}
+        assert server.http.post("/tokenize", json=whole).status_code == 200  # a chat's body, to be counted
+
+
+def test_unt_19_a_value_that_asks_for_what_is_done_anyway_is_accepted_and_any_other_refused(serve_script):
+    with refusing(serve_script([*b"ABC", EOS], prompt_len=2)) as server:
+        for more in (
+            *({"spaces_between_special_tokens": value} for value in (False, True)),
+            *({"best_of": value, "n": value} for value in (1, 2, 5)),
+            {"best_of": 1},
+            {"tools": [], "tool_choice": "none"},
+            {"tool_choice": "none", "parallel_tool_calls": True},
+            {"response_format": {"type": "text"}},
+            {"response_format": {"type": "text", "json_schema": None}},
+            {"priority": 0, "length_penalty": 1, "repetition_detection": None, "vllm_xargs": {}},
+            {"stream": True, "stream_options": {"include_obfuscation": False}},
+            {"chat_template_kwargs": {}} | {"modalities": ["text"]},
+        ):
+            for ask in (server.complete, server.chat):
+                response = ask(**more)
+                assert response.status_code == 200, (more, response.text)
+        for name, value, more in (
+            ("best_of", 2, {}),
+            ("best_of", 1, {"n": 2}),
+            ("best_of", 3, {"n": 2}),
+            ("best_of", True, {}),
+            ("tools", [{}], {"tool_choice": "none"}),
+            ("tool_choice", {"type": "function", "function": {"name": "f"}}, {}),
+            ("response_format", {"type": "json_object"}, {}),
+            ("response_format", {"type": "text", "json_schema": {}}, {}),
+            ("priority", 1, {}),
+            ("priority", False, {}),
+            ("use_beam_search", 0, {}),
+            ("truncate_prompt_tokens", -1, {}),
+            ("truncate_prompt_tokens", 1000, {}),
+            ("truncation_side", "left", {}),
+        ):
+            for ask in (server.complete, server.chat):
+                refused(ask(**{name: value} | more), name, f"{name} is not supported: ")
+
+
+def test_every_field_of_openais_api_is_used_refused_or_known_to_change_nothing(milestone):
+    chat = pytest.importorskip("openai.types.chat.completion_create_params")
+    completion_params = importlib.import_module("openai.types.completion_create_params")
+    protocol, fields = (
+        importlib.import_module(f"{milestone.__name__}.server.{name}") for name in ("protocol", "fields")
+    )
+    for kind, theirs in (
+        (protocol.ChatCompletionRequest, chat.CompletionCreateParamsStreaming),
+        (protocol.CompletionRequest, completion_params.CompletionCreateParamsStreaming),
+    ):
+        assert theirs.__annotations__.keys() - kind.model_fields.keys() - fields.KNOWN == set()
+    used = protocol.ChatCompletionRequest.model_fields.keys() & protocol.CompletionRequest.model_fields.keys()
+    assert not used & fields.KNOWN
+    names = [name for group in (*fields.REFUSED.values(), *fields.IGNORED.values()) for name in group]
+    assert len(names) == len(set(names))
 
 
 def test_tokenize_and_detokenize_refuse_what_is_neither_text_nor_ids(serve_script):
@@ -489,10 +559,14 @@ def test_fields_that_mean_something_else_in_a_chat_and_options_of_a_stream_are_r
         refused(server.chat(echo=True), "echo", "not supported")
         refused(server.chat(add_special_tokens=True), "add_special_tokens", "not supported")
         refused(server.complete(add_special_tokens=False), "add_special_tokens", "not supported")
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        refused(server.complete(stream=True, stream_options=options), "stream_options", "continuous_usage_stats")
+        options = {"include_usage": True, "include_timings": True}
+        refused(server.complete(stream=True, stream_options=options), "stream_options", "include_timings")
+        for name in ("continuous_usage_stats", "include_obfuscation"):
+            refused(server.chat(stream=True, stream_options={name: 1}), "stream_options", "got 1")
         assert server.chat(echo=False, add_special_tokens=False, max_tokens=1).status_code == 200
         assert server.complete(add_special_tokens=True, max_tokens=1).status_code == 200
+        for name, says in (("max_completion_tokens", "called max_tokens"), ("top_logprobs", "called logprobs")):
+            refused(server.complete(**{name: 5}), name, says)
 
 
 def test_a_path_with_a_slash_too_many_is_a_404_and_no_redirect(serve_script):
@@ -541,3 +615,53 @@ def test_unt_7_numbers_with_thousands_of_digits_are_400_and_no_message_repeats_m
         for response, param, more in asked:
             refused(response, param, **more)
             assert len(response.text) < line, response.text[:600]
+
+
+def test_what_the_server_tells_a_template_itself_may_not_be_overridden(serve_script):
+    names = ("messages", "tokenize", "chat_template", "add_generation_prompt", "continue_final_message", "tools")
+    with refusing(serve_script([65])) as server:
+        for name in (*names, "conversation", "conversations", "self", "return_dict", "padding"):
+            for ask in (server.chat, lambda **body: server.http.post("/tokenize", json={"messages": USER} | body)):
+                refused(ask(chat_template_kwargs={name: True}), "chat_template_kwargs", f"may not have {name}")
+        for kwargs in ([], "a", 5, True, [["a", 1]]):
+            refused(server.chat(chat_template_kwargs=kwargs), "chat_template_kwargs")
+        for depth in (90, 400, 700, 900, 940):
+            nested = '{"a":' * depth + "1" + "}" * depth
+            body = f'{{"messages":[{{"role":"user","content":"Hi"}}],"max_tokens":1,"chat_template_kwargs":{nested}}}'
+            assert post(server, "/v1/chat/completions", body.encode()).status_code in (200, 400), depth
+
+
+WRONG = [
+    *(None, True, False, 0, 1, -1, 2, 0.5, 1.0, 2**31, 2**63, -(2**64), 10**30, 10**400, 1e300, -0.0),
+    *("", "a", "1", "é\x00", "x" * 5000, [], {}, [None], [1], [0.5], ["a"], [[]], [{}], [True]),
+    *({"a": 1}, {"1": 1}, {"1": "a"}, {"type": "text"}, {"type": "a"}, {"a": {"a": {}}}, [[1]], [["a"]], ["a", 1]),
+]
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_every_field_with_a_value_of_each_wrong_type_is_400_or_accepted_and_never_a_5xx(serve_script, milestone, route):
+    protocol, fields = (
+        importlib.import_module(f"{milestone.__name__}.server.{name}") for name in ("protocol", "fields")
+    )
+    kind, least = {
+        "/v1/completions": (protocol.CompletionRequest, {"prompt": "Hi", "max_tokens": 1}),
+        "/v1/chat/completions": (protocol.ChatCompletionRequest, {"messages": USER, "max_tokens": 1}),
+        "/tokenize": (protocol.TokenizeRequest, {"prompt": "Hi"}),
+        "/detokenize": (protocol.DetokenizeRequest, {"tokens": [65]}),
+    }[route]
+    chooser, statuses = random.Random(0), set()
+    used = [(name, value) for name in kind.model_fields for value in WRONG]
+    others = [(name, chooser.choice(WRONG)) for name in [*sorted(fields.KNOWN), "unknown"]]
+    with refusing(serve_script([65], prompt_len=2, max_model_len=64)) as server:
+        for name, value in used + others:
+            response = server.http.post(route, json=least | {name: value})
+            assert response.status_code in (200, 400, 404), (name, value, response.text[:500])
+            assert response.status_code != 404 or name == "model"
+            assert response.status_code == 200 or len(response.text) < 600, (name, response.text)
+            statuses.add(response.status_code)
+        for name in ("include_usage", "continuous_usage_stats", "include_obfuscation", "unknown"):
+            for value in WRONG if route.startswith("/v1") else ():
+                response = server.http.post(route, json=least | {"stream": True, "stream_options": {name: value}})
+                assert response.status_code in (200, 400), (name, value)
+                assert "server_error" not in response.text
+    assert statuses == {200, 400, 404}

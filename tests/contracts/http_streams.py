@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 
 import pytest
 
@@ -173,3 +174,152 @@ def test_streamed_logprobs_have_one_entry_for_each_token_also_of_text_held_back(
         for name, values in choice["logprobs"].items():
             assert [v for c in chunks for v in (c["choices"][0]["logprobs"] or {name: []})[name]] == values
             assert len(values) == len(entries)
+
+
+@pytest.mark.parametrize("stop", [None, ["TRxyz"], ["xy"], ["TRx"], ["a"]])
+def test_a_completions_reason_rides_on_the_last_chunk_that_has_text_with_its_logprobs(serve_script, stop):
+    said = [*b"aTRxx"]
+    with serve_script([*said, EOS]) as server:
+        for limit in (1, 2, 3, 4, 5, 50):
+            for n in (1, 2):
+                body = {"prompt": PROMPT, "stop": stop, "max_tokens": limit, "n": n, "logprobs": 0}
+                whole = server.complete(**body).json()["choices"]
+                chunks = [chunk["choices"][0] for chunk in bodies(server.complete(**body, stream=True))]
+                for index in range(n):
+                    *others, last = [choice for choice in chunks if choice["index"] == index]
+                    assert all(choice["finish_reason"] is None and choice["text"] for choice in others)
+                    assert last["finish_reason"] == whole[index]["finish_reason"] is not None
+                    assert last["stop_reason"] == whole[index]["stop_reason"]
+                    assert "".join(choice["text"] for choice in [*others, last]) == whole[index]["text"]
+                    assert all(choice["logprobs"]["tokens"] for choice in [*others, last])
+                    # Nothing was left to send: the last token has no text, or none that is shown.
+                    assert (last["text"] == "") == (last["finish_reason"] == "stop")
+        [*_, last] = bodies(server.complete(prompt=PROMPT, max_tokens=2, stream=True))
+        assert last["choices"][0] == {"index": 0, "text": "T", "logprobs": None, "finish_reason": "length"} | {
+            "stop_reason": None
+        }
+        # In a chat the reason has a chunk of its own.
+        *_, text_chunk, last = bodies(server.chat(max_tokens=2, stream=True))
+        assert (text_chunk["choices"][0]["delta"], text_chunk["choices"][0]["finish_reason"]) == (
+            {"content": "T"},
+            None,
+        )
+        assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "length")
+
+
+def test_continuous_usage_stats_put_their_choices_counts_into_every_chunk(serve_script):
+    both = {"include_usage": True, "continuous_usage_stats": True}
+
+    def asked(ask, **body):
+        chunks = bodies(ask(stream=True, **body))
+        return [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks], chunks
+
+    with serve_script([*b"AB", EOS], prompt_len=2) as server:
+        counts, chunks = asked(server.complete, prompt=["Hi", "Hi!"], n=2, stream_options=both)
+        for index, num_prompt in enumerate((2, 2, 3, 3)):
+            own = [
+                c for c, chunk in zip(counts, chunks, strict=True) if [x["index"] for x in chunk["choices"]] == [index]
+            ]
+            assert own == [(num_prompt, number) for number in range(1, len(own) + 1)]
+        assert counts[-1] == (5, sum(len(texts) + 1 for texts in ("AB", "AB", "B", "B")))
+        assert asked(server.complete, max_tokens=2, stream_options=both)[0] == [(2, 1), (2, 2), (2, 2)]
+        assert all(c["usage"]["total_tokens"] == sum(pair) for c, pair in zip(chunks, counts, strict=True))
+    with serve_script([*b"AB", EOS]) as server:
+        counts, chunks = asked(server.chat, n=2, stream_options=both)
+        for index in range(2):
+            own = [
+                c for c, chunk in zip(counts, chunks, strict=True) if [x["index"] for x in chunk["choices"]] == [index]
+            ]
+            assert own == [(len(PROMPT), number) for number in (0, 1, 2, 3)]  # the role, two texts, the reason
+        assert counts[-1] == (len(PROMPT), 6)
+        # As in vLLM only together with include_usage.
+        for options in (
+            {"continuous_usage_stats": True},
+            both | {"include_usage": False},
+            both | {"include_usage": None},
+        ):
+            for ask in (server.chat, server.complete):
+                chunks = bodies(ask(stream=True, stream_options=options, max_tokens=2))
+                assert not any("usage" in chunk for chunk in chunks)
+        for options in ({"include_usage": True}, both | {"continuous_usage_stats": False}):
+            *chunks, last = bodies(server.chat(stream=True, stream_options=options))
+            assert "usage" in last
+            assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_include_obfuscation_is_accepted_and_said_once_in_the_log(serve_script, milestone, caplog):
+    caplog.set_level(logging.INFO)
+    importlib.import_module(f"{milestone.__name__}.server.protocol")._say_once.cache_clear()
+    with serve_script([*b"AB", EOS]) as server:
+        for ask in (server.chat, server.complete):
+            plain = bodies(ask(stream=True, max_tokens=1))
+            for value in (False, True, None):
+                chunks = bodies(ask(stream=True, max_tokens=1, stream_options={"include_obfuscation": value}))
+                same = [[chunk["choices"] for chunk in answer] for answer in (chunks, plain)]
+                assert same[0] == same[1]
+                assert [chunk.keys() for chunk in chunks] == [chunk.keys() for chunk in plain]
+    lines = [record.getMessage() for record in caplog.records if "obfuscat" in record.getMessage()]
+    assert lines == ["stream_options.include_obfuscation: nothing to obfuscate, chunks go out as they are"]
+
+
+@pytest.mark.parametrize("stop", [None, ["éx"], ["zz"]])
+def test_token_ids_are_where_vllm_has_them_streamed_and_whole(serve_script, stop):
+    script = [*"aézx".encode(), EOS]
+    with serve_script(script) as server:
+        body = {"return_token_ids": True, "n": 2, "stop": stop}
+        given = server.chat(**body).json()
+        assert given["prompt_token_ids"] == PROMPT
+        ids = [choice["token_ids"] for choice in given["choices"]]
+        assert ids == [script] * 2
+        chunks = bodies(server.chat(**body, stream=True))
+        for index in range(2):
+            first, *others = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+            assert (first["prompt_token_ids"], "token_ids" in first["choices"][0]) == (PROMPT, False)
+            assert not any("prompt_token_ids" in chunk for chunk in others)
+            assert [token_id for chunk in others for token_id in chunk["choices"][0]["token_ids"]] == script
+        body |= {"prompt": [PROMPT, PROMPT[1:]]}
+        given = server.complete(**body).json()["choices"]
+        assert [choice["prompt_token_ids"] for choice in given] == [PROMPT, PROMPT, PROMPT[1:], PROMPT[1:]]
+        chunks = [chunk["choices"][0] for chunk in bodies(server.complete(**body, stream=True))]
+        for index, whole in enumerate(given):
+            first, *others = [choice for choice in chunks if choice["index"] == index]
+            assert first["prompt_token_ids"] == whole["prompt_token_ids"]
+            assert not any("prompt_token_ids" in choice for choice in others)
+            assert [token_id for choice in [first, *others] for token_id in choice["token_ids"]] == whole["token_ids"]
+        assert given[0]["token_ids"] == script
+        for value in (None, False):
+            for ask in (server.chat, server.complete):
+                assert "token_ids" not in ask(return_token_ids=value, stop=stop).text
+                assert "token_ids" not in ask(return_token_ids=value, stop=stop, stream=True).text
+
+
+def test_unt_8_a_text_offset_is_a_place_in_the_text_streamed_and_whole(serve_script, serve):
+    def logprobs(server, **body):
+        body = {"logprobs": 0, "max_tokens": 50} | body
+        [choice] = server.complete(**body).json()["choices"]
+        parts = [chunk["choices"][0]["logprobs"] for chunk in bodies(server.complete(**body, stream=True))]
+        assert {name: [x for part in parts for x in part[name]] for name in choice["logprobs"]} == choice["logprobs"]
+        return choice["text"], choice["logprobs"]["text_offset"]
+
+    with serve_script([*"🦜 🦜".encode(), EOT, *"é!".encode(), EOS], prompt_len=2) as server:
+        shown = {"ignore_eos": True, "stop_token_ids": [EOS]}
+        assert logprobs(server, **shown) == ("🦜 🦜é!", [0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 4, 5])
+        # Where special tokens are shown, they count.
+        text, offsets = logprobs(server, skip_special_tokens=False, **shown)
+        assert (text, offsets) == ("🦜 🦜<eot>é!", [0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 8, 8, 9, 10])
+        for limit in range(1, 10):  # an unfinished character is dropped, and nothing stands behind the end
+            text, offsets = logprobs(server, max_tokens=limit)
+            assert offsets == [0, 0, 0, 0, 1, 2, 2, 2, 2][:limit]
+            assert offsets[-1] <= len(text)
+        # A stop string's tokens have no place of their own.
+        assert logprobs(server, stop=[" 🦜"]) == ("🦜", [0, 0, 0, 0, 1, 1, 1, 1, 1])
+        assert logprobs(server, stop=["!"], **shown) == ("🦜 🦜é", [0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 4])
+    with serve_script([88, 88, 88, 88, 88, 89, EOS], prompt_len=2) as server:
+        assert logprobs(server, stop=["XXXXZ"]) == ("XXXXXY", [0, 1, 2, 3, 4, 5, 6])  # held back, and sent in parts
+    # A decoder that strips the space at the beginning, and a prompt that ends within a character.
+    script = [*spm_ids("▁Hello", "▁world"), 2]
+    with serve(ScriptModel(script, 1), tokenizer=spm_tokenizer(), num_blocks=50) as server:
+        assert logprobs(server, prompt=[1]) == ("Hello world", [0, 5, 11])
+        assert logprobs(server, prompt=spm_ids("x")) == (" Hello world", [0, 6, 12])
+    with serve_script([153, 130, 65, EOS], prompt_len=3) as server:
+        assert logprobs(server, prompt=[65, 240, 159]) == ("🙂A", [0, 0, 1, 2])

@@ -100,7 +100,7 @@ def _generation(answer: Answer, stream: RequestStream) -> list[str]:
     totals = answer.totals
     words = [
         f"id={answer.id}",
-        f"prompt_tokens={sum(totals.num_prompt_tokens.values())}",
+        f"prompt_tokens={totals.num_prompt_tokens}",
         f"output_tokens={totals.num_output_tokens}",
     ]
     if stream.first_time:

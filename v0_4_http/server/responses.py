@@ -1,4 +1,4 @@
-"""The bodies that clients get: OpenAI's shapes, with vLLM's few additions (`stop_reason`).
+"""The bodies that clients get: OpenAI's shapes, with vLLM's few additions (`stop_reason`, token ids).
 
 They are `TypedDict`s: the code that makes them is checked by mypy, the OpenAPI document describes them, and nothing is
 validated or copied while tokens flow. What builds them is in `answers.py`.
@@ -64,6 +64,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(TypedDict):
@@ -75,6 +76,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Delta(TypedDict):
@@ -92,10 +94,11 @@ class ChatChunkChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: NotRequired[int | str | None]
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletionChunk(TypedDict):
-    """One event of a streamed chat; the one with `usage` has no choices."""
+    """One event of a streamed chat; the one with the `usage` of all choices has none."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -103,6 +106,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionLogprobs(TypedDict):
@@ -122,6 +126,8 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
 
 
 class Completion(TypedDict):

@@ -160,6 +160,7 @@ def build_app(engine: "LLMEngine", args: ServerArgs, model: str | None = None) -
         """Continue texts."""
         return await serving.completions(body, request)
 
+    @app.get("/v1/models/", include_in_schema=False)  # what a client that joins paths may ask for
     @app.get("/v1/models", responses={200: {"model": ModelList}, **error(401)})
     async def models() -> Response:
         """The names that the model is served by."""

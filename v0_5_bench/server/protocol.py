@@ -1,11 +1,12 @@
 """The bodies that clients send, and what becomes of each field. Responses are in `responses.py`.
 
 Every field has one of three fates: it is used; it is refused, because it would change the answer and we cannot do it
-(`HARMLESS`); or it is ignored, with a line in the log. `null` is always the same as leaving a field out. Ranges are
+(`fields.py`); or it is ignored, with a line in the log. `null` is always the same as leaving a field out. Ranges are
 checked by `SamplingParams`, whose errors are put into the caller's words here.
 """
 
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import Iterator
@@ -16,45 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from common.errors import RequestError, shown
 from common.sampling_params import MAX_LOGPROBS, MAX_STOPS, SamplingParams
 
-logger = logging.getLogger(__name__)
+from . import fields
 
-# Fields of OpenAI's API or vLLM's that would change the answer, each with the values with which it does not.
-HARMLESS: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (),
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "length_penalty": (1.0,),
-    "logits_processors": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "structural_tag": (),
-    "structured_outputs": ({},),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
+logger = logging.getLogger(__name__)
 
 MESSAGES_SCHEMA = {
     "type": "array",
@@ -72,8 +37,12 @@ MESSAGES_SCHEMA = {
                         "type": "array",
                         "items": {
                             "type": "object",
-                            "required": ["type", "text"],
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            "required": ["type"],
+                            "properties": {
+                                "type": {"enum": ["text", "input_text", "output_text", "refusal"]},
+                                "text": {"type": "string"},
+                                "refusal": {"type": "string"},
+                            },
                         },
                     },
                 ]
@@ -94,6 +63,7 @@ PROMPT_SCHEMA = {
     ]
 }
 
+LOGIT_BIAS_SCHEMA = {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}
 STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
 
 # What the checks behind say better than a schema could, so that the schema is for readers only.
@@ -101,6 +71,12 @@ Messages = Annotated[Any, WithJsonSchema(MESSAGES_SCHEMA)]
 Prompts = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
 TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}})]
 Stop = Annotated[Any, WithJsonSchema(STOP_SCHEMA)]
+LogitBias = Annotated[Any, WithJsonSchema(LOGIT_BIAS_SCHEMA)]
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.info("%s", message)
 
 
 class Body(BaseModel):
@@ -117,19 +93,18 @@ class Body(BaseModel):
             RequestError: with the field's name.
         """
         ignored = []
+        harmless = fields.HARMLESS | self._harmless()
         for name, value in (self.model_extra or {}).items():
-            harmless = self._harmless().get(name, HARMLESS.get(name))
-            if harmless is not None:
-                if value is not None and value not in harmless:
-                    raise RequestError(f"{name} is not supported by this server: leave it out.", param=name)
+            if name in harmless:
+                fields.check(name, value, harmless[name])
             elif value is not None:
-                ignored.append(name)
+                ignored.append(shown(name)[1:-1] + ("" if name in fields.KNOWN else " (unknown)"))
         if ignored:
             more = f" and {len(ignored) - 10} more" if len(ignored) > 10 else ""
-            logger.info("ignored fields: %s%s", ", ".join(shown(name)[1:-1] for name in ignored[:10]), more)
+            logger.info("ignored fields: %s%s", ", ".join(ignored[:10]), more)
 
-    def _harmless(self) -> dict[str, tuple[Any, ...]]:
-        """What this kind of body adds to `HARMLESS`, or has otherwise."""
+    def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
+        """Values of refused fields that change nothing in this kind of body; `None` where no value does."""
         return {}
 
 
@@ -140,11 +115,13 @@ class ChatTurn(Body):
     add_generation_prompt: bool | None = Field(default=None, description="open an assistant's turn (default: true)")
     continue_final_message: bool | None = Field(default=None, description="go on with the last message instead")
 
-    def template_arguments(self) -> tuple[Any, bool, bool]:
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="what else the chat template reads")
+
+    def template_arguments(self) -> tuple[Any, bool, bool, dict[str, Any]]:
         """`Tokenizer.chat_token_ids`'s. Going on with a message opens no turn, unless both are asked for (a 400)."""
         goes_on = self.continue_final_message is True
         opens = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
-        return self.messages, opens, goes_on
+        return self.messages, opens, goes_on, self.chat_template_kwargs or {}
 
 
 class StreamOptions(BaseModel):
@@ -153,6 +130,10 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     include_usage: bool | None = Field(default=None, description="send the token counts in a last chunk of their own")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="with include_usage: and in every chunk its choice's, so far"
+    )
+    include_obfuscation: bool | None = Field(default=None, description="accepted, but there is nothing to obfuscate")
 
 
 class Generation(Body):
@@ -167,7 +148,9 @@ class Generation(Body):
     top_p: float | None = Field(default=None, description="above 0, at most 1")
     top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens")
     min_p: float | None = Field(default=None, description="0 to 1")
-    seed: int | None = Field(default=None, description="the same seed gives the same answer")
+    seed: int | None = Field(
+        default=None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; 64 bits with a sign"
+    )
     stop: Stop = Field(default=None, description="end before one of these texts")
     stop_token_ids: list[int] | None = Field(
         default=None, max_length=MAX_STOPS, description="end at one of these tokens"
@@ -176,16 +159,22 @@ class Generation(Body):
     presence_penalty: float | None = Field(default=None, description="-2 to 2")
     frequency_penalty: float | None = Field(default=None, description="-2 to 2")
     repetition_penalty: float | None = Field(default=None, description="above 0; 1 changes nothing")
-    logit_bias: dict[str, float] | None = Field(default=None, description="token id to -100 to 100")
+    logit_bias: LogitBias = Field(default=None, description="token id to -100 to 100")
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = Field(default=None, description="answer as server-sent events, as the text is written")
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = Field(default=None, description="give the prompt's and the answer's token ids, too")
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk has the token counts so far: as in vLLM, only where the stream ends with them, too."""
+        return self.include_usage and self.stream_options.continuous_usage_stats is True  # type: ignore[union-attr]
 
     @contextlib.contextmanager
     def callers_words(self) -> Iterator[None]:
@@ -206,12 +195,7 @@ class Generation(Body):
 
     def _sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The fields that both kinds of request have, with these two, which differ."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream: true.", param="stream_options")
-        extra = self.stream_options.model_extra if self.stream_options is not None else None
-        unknown = [name for name, value in (extra or {}).items() if value not in (None, False)]
-        if unknown:
-            raise RequestError(f"stream_options.{shown(unknown[0])[1:-1]} is not supported.", param="stream_options")
+        self._check_stream_options()
         names = {
             "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
             "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "include_stop_str_in_output",
@@ -220,6 +204,21 @@ class Generation(Body):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         with self.callers_words():
             return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+    def _check_stream_options(self) -> None:
+        options = self.stream_options
+        if options is None:
+            return
+        if not self.stream:
+            raise RequestError("stream_options needs stream: true.", param="stream_options")
+        unknown = [name for name, value in (options.model_extra or {}).items() if value not in (None, False)]
+        if unknown:
+            raise RequestError(f"stream_options.{shown(unknown[0])[1:-1]} is not supported.", param="stream_options")
+        if options.include_obfuscation:
+            _say_once("stream_options.include_obfuscation: nothing to obfuscate, chunks go out as they are")
+
+    def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
+        return {"best_of": (1 if self.n is None else self.n,)}  # of so many answers the best so many are all
 
 
 class ChatCompletionRequest(Generation, ChatTurn):
@@ -237,8 +236,8 @@ class ChatCompletionRequest(Generation, ChatTurn):
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self._sampling_params(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
-    def _harmless(self) -> dict[str, tuple[Any, ...]]:
-        return {"add_special_tokens": (False,), "echo": (False,)}  # the template prints the special tokens
+    def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
+        return super()._harmless() | {"add_special_tokens": (False,)}  # the template prints the special tokens
 
     def _theirs(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "prompt": "messages"}
@@ -259,8 +258,8 @@ class CompletionRequest(Generation):
         limit = self.max_tokens if "max_tokens" in self.model_fields_set else 16
         return self._sampling_params(max_tokens=limit, logprobs=self.logprobs)
 
-    def _harmless(self) -> dict[str, tuple[Any, ...]]:
-        return {"add_special_tokens": (True,)}
+    def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
+        return super()._harmless() | {"add_special_tokens": (True,)}
 
 
 class TokenizeRequest(ChatTurn):
@@ -269,6 +268,9 @@ class TokenizeRequest(ChatTurn):
     prompt: str | None = None
     add_special_tokens: bool | None = Field(default=None, description="with a prompt: add the BOS (default: true)")
     return_token_strs: bool | None = None
+
+    def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
+        return {"max_completion_tokens": None, "top_logprobs": None}  # a chat's: whoever counts may send the whole body
 
 
 class DetokenizeRequest(Body):

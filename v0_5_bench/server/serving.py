@@ -24,10 +24,12 @@ from common.prompts import as_list, encode, for_each
 from common.sampling_params import SamplingParams, check_token_ids
 
 from ..async_engine import AsyncEngine, EngineDeadError, RequestFailedError, RequestStream, UnavailableError
-from .answers import Answer, ChatAnswer, CompletionAnswer, Totals
+from .answers import Answer, ChatAnswer, Extras
+from .completion_answers import CompletionAnswer
 from .errors import ClientGoneError, UnknownModelError, describe
 from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
 from .responses import ModelCard, Text, Tokens, respond, to_json
+from .totals import Totals
 
 T = TypeVar("T")
 Input = tuple[str | None, list[int]]  # a prompt's text, where there was one, and its token ids
@@ -79,7 +81,8 @@ class Serving:
         self.engine.check_available(params.n)  # before any work is done for it
         tokenized = self.engine.tokenize(self.tokenizer.chat_token_ids, *body.template_arguments())
         token_ids = await _unless_gone(request, tokenized)
-        answer = ChatAnswer(_new_id("chatcmpl"), name, Totals(1, params.n), body.top_logprobs or 0, self.tokenizer)
+        num_top, totals = body.top_logprobs or 0, Totals(1, params.n)
+        answer = ChatAnswer(_new_id("chatcmpl"), name, totals, num_top, self.tokenizer, _extras(body))
         return await self._answer(answer, [(None, token_ids)], params, body, request)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -88,7 +91,8 @@ class Serving:
         self.engine.check_available(params.n)
         inputs = await _unless_gone(request, self.engine.tokenize(self._encode, body.prompt, params))
         echoes = await self.engine.tokenize(self._texts, inputs) if body.echo else [""] * len(inputs)
-        answer = CompletionAnswer(_new_id("cmpl"), name, Totals(len(inputs), params.n), echoes)
+        totals, hidden = Totals(len(inputs), params.n), params.skip_special_tokens
+        answer = CompletionAnswer(_new_id("cmpl"), name, totals, echoes, self.tokenizer, hidden, _extras(body))
         return await self._answer(answer, inputs, params, body, request)
 
     async def tokenize(self, body: TokenizeRequest) -> Tokens:
@@ -227,6 +231,10 @@ async def _gone(request: Request) -> None:
     """Wait until the client has left; its body has been read, so that nothing else comes."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _extras(body: Generation) -> Extras:
+    return Extras(token_ids=body.return_token_ids is True, usage=body.continuous_usage)
 
 
 def _new_id(prefix: str) -> str:
