@@ -342,6 +342,7 @@ def test_unt_19_a_value_that_asks_for_what_is_done_anyway_is_accepted_and_any_ot
             {"response_format": {"type": "text", "json_schema": None}},
             {"priority": 0, "length_penalty": 1, "repetition_detection": None, "vllm_xargs": {}},
             {"stream": True, "stream_options": {"include_obfuscation": False}},
+            {"stream": False, "stream_options": {"include_usage": False, "unknown": None}},
             {"chat_template_kwargs": {}} | {"modalities": ["text"]},
         ):
             for ask in (server.complete, server.chat):

@@ -209,11 +209,12 @@ class Generation(Body):
         options = self.stream_options
         if options is None:
             return
-        if not self.stream:
+        asked = [name for name, value in options if value not in (None, False)]
+        if asked and not self.stream:
             raise RequestError("stream_options needs stream: true.", param="stream_options")
-        unknown = [name for name, value in (options.model_extra or {}).items() if value not in (None, False)]
-        if unknown:
-            raise RequestError(f"stream_options.{shown(unknown[0])[1:-1]} is not supported.", param="stream_options")
+        for name in asked:
+            if name not in StreamOptions.model_fields:
+                raise RequestError(f"stream_options.{shown(name)[1:-1]} is not supported.", param="stream_options")
         if options.include_obfuscation:
             _say_once("stream_options.include_obfuscation: nothing to obfuscate, chunks go out as they are")
 
