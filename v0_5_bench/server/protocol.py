@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from common.errors import RequestError, shown
 from common.sampling_params import MAX_LOGPROBS, MAX_STOPS, SamplingParams
@@ -103,6 +103,16 @@ TokenIds = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "in
 Stop = Annotated[Any, WithJsonSchema(STOP_SCHEMA)]
 
 
+def _first_wrong(value: Any) -> Any:
+    """A mapping with a value that is no number, reduced to that: pydantic would list a hundred thousand, in seconds."""
+    if isinstance(value, dict):
+        return next(({key: item} for key, item in value.items() if type(item) not in (int, float)), value)
+    return value
+
+
+Biases = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
+
+
 class Body(BaseModel):
     """What all bodies share. Strict: `"16"`, `true` and `1.5` are no integers, although Python could make them one."""
 
@@ -176,7 +186,7 @@ class Generation(Body):
     presence_penalty: float | None = Field(default=None, description="-2 to 2")
     frequency_penalty: float | None = Field(default=None, description="-2 to 2")
     repetition_penalty: float | None = Field(default=None, description="above 0; 1 changes nothing")
-    logit_bias: dict[str, float] | None = Field(default=None, description="token id to -100 to 100")
+    logit_bias: Biases | None = Field(default=None, description="token id to -100 to 100")
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = Field(default=None, description="answer as server-sent events, as the text is written")
