@@ -294,6 +294,13 @@ def test_unt_17_the_environments_key_is_taken_without_the_blanks_around_it(tiny)
             assert httpx.get(f"{server.url}/v1/models", headers=headers, trust_env=False).status_code == status
 
 
+def test_the_variable_of_vllms_key_is_not_read_and_the_start_says_so(tiny):
+    with served("--model", tiny.folder, environment={"VLLM_API_KEY": "secret"}) as server:
+        assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 200
+        assert "VLLM_API_KEY is set, but this server reads MINI_VLLM_API_KEY: it has no key." in server.text
+        assert "secret" not in server.text
+
+
 def test_a_unix_socket_is_served_and_its_file_is_gone_at_the_end_and_a_left_one_is_in_nobodys_way(tiny, tmp_path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as dead:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..engine import LLMEngine
 
 API_KEY_VARIABLE = "MINI_VLLM_API_KEY"
+logger = logging.getLogger(__name__)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -55,6 +56,8 @@ def _serve(args: argparse.Namespace) -> None:
     from ..engine import LLMEngine
     from .defaults import sampling_defaults
 
+    if os.environ.get("VLLM_API_KEY") and not _api_keys(server_args):
+        logger.warning("VLLM_API_KEY is set, but this server reads %s: it has no key.", API_KEY_VARIABLE)
     print("Loading the model...", file=sys.stderr)
     defaults = sampling_defaults(server_args.generation_config, resolve(engine_args.model))
     # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two sets

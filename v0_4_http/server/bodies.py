@@ -102,7 +102,7 @@ def _num_containers(raw: bytes) -> int:
 
 def _parse(raw: bytes, is_json: bool, model: type[BaseModel]) -> BaseModel:
     content: Any = raw  # which is no object, and refused as such
-    if is_json:
+    if is_json and raw:
         check_parts(raw)
         try:
             content = json.loads(raw)
