@@ -4,6 +4,7 @@ import importlib
 import json
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,18 @@ TEXT = CONTEXT * 5  # the longest token of BYTE-TOK, `<bos>`, has 5 characters
 
 def bodies_module(milestone):
     return importlib.import_module(f"{milestone.__name__}.server.bodies")
+
+
+def watch_reading(bodies, monkeypatch):
+    """Each JSON that the server reads from now on: its length, and the thread that reads it."""
+    read = []
+
+    def loads(raw):
+        read.append((len(raw), threading.current_thread()))
+        return json.loads(raw)
+
+    monkeypatch.setattr(bodies, "json", SimpleNamespace(loads=loads, JSONDecodeError=json.JSONDecodeError))
+    return read
 
 
 def test_unt_1_what_cannot_fit_is_refused_before_the_tokenizer_is_called(serve_script):
@@ -48,9 +61,7 @@ def test_unt_1_what_cannot_fit_is_refused_before_the_tokenizer_is_called(serve_s
 
 def test_unt_1_a_body_of_too_many_parts_is_refused_before_python_reads_it(serve_script, milestone, monkeypatch):
     bodies = bodies_module(milestone)
-    read = []
-    loads = json.loads
-    monkeypatch.setattr(bodies.json, "loads", lambda raw: read.append(len(raw)) or loads(raw))
+    read = watch_reading(bodies, monkeypatch)
     with refusing(serve_script([65], prompt_len=2, server={"max_body_size": "8MiB"})) as server:
         for part in (b"[]", b"{}", b"[1]", b'{"role":"user","content":""}'):
             many = b",".join([part] * (bodies.MAX_CONTAINERS + 1))
@@ -66,17 +77,13 @@ def test_unt_1_a_body_of_too_many_parts_is_refused_before_python_reads_it(serve_
 
 def test_unt_1_a_large_body_is_read_in_another_thread_and_a_small_one_at_once(serve_script, milestone, monkeypatch):
     bodies = bodies_module(milestone)
-    threads = []
-    loads = json.loads
-    monkeypatch.setattr(
-        bodies.json, "loads", lambda raw: threads.append((len(raw), threading.current_thread())) or loads(raw)
-    )
+    threads = watch_reading(bodies, monkeypatch)
     with refusing(serve_script([65], prompt_len=2)) as server:
         for size in (100, bodies.SMALL, bodies.SMALL + 1, 2**20):
             body = b'{"prompt":"Hi","max_tokens":1}'.ljust(size)
             assert post(server, "/v1/completions", body).status_code == 200
-        [*small, large, largest] = threads
         assert [size for size, _ in threads] == [100, bodies.SMALL, bodies.SMALL + 1, 2**20]
+        [*small, large, largest] = threads
         [loop] = {thread for _, thread in small}
         assert loop not in (large[1], largest[1])
 

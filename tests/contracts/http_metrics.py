@@ -12,7 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.kit.models import ScriptModel, Stepped
-from tests.kit.server import bodies, connect, counts, metrics, post_lines, streamed, texts, wait_for_aborts, wait_until
+from tests.kit.server import (
+    bodies,
+    connect,
+    counts,
+    metrics,
+    post_lines,
+    streamed,
+    texts,
+    wait_for_aborts,
+    wait_for_queue,
+    wait_until,
+)
 from tests.kit.tokenizers import EOS
 
 SINCE = "v0_4"
@@ -92,7 +103,7 @@ def test_the_wait_for_the_first_step_is_queue_time(serve):
         model.steps.release(1)
         wait_until(lambda: metrics(server)["time_to_first_token_seconds_count"] == 1, "the first one has a token")
         second = clients.submit(server.complete)
-        wait_until(lambda: metrics(server)["num_requests_waiting"] == 1, "the second one waits")
+        wait_for_queue(server, 1)
         start = time.perf_counter()
         time.sleep(0.2)
         waited = time.perf_counter() - start

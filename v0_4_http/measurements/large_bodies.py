@@ -30,7 +30,10 @@ SECONDS_BETWEEN = 0.02
 
 
 def shapes(limit: int, num_characters: int) -> Iterator[tuple[str, str, bytes]]:
-    """Name, path and body of each; `num_characters` are the most that are not refused by their number."""
+    """Name, path and body of each; `num_characters` are the most that are not refused by their number.
+
+    All of them are refused in the end, or ask for one token: what is honestly asked for may take its time.
+    """
 
     def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
         return before + unit * ((limit - len(before) - len(after)) // len(unit) - 1) + unit.rstrip(b",") + after
@@ -59,7 +62,7 @@ def shapes(limit: int, num_characters: int) -> Iterator[tuple[str, str, bytes]]:
     yield "ids, to the limit", completions, filled(b'{"prompt":[', b"1,", b"]}")
     yield "ids, one more than the context", completions, body(prompt=[1] * (CONTEXT + 1))
     yield "prompts of one id, to the limit", completions, filled(b'{"prompt":[', b"[1],", b"]}")
-    yield "prompts: 1,024 texts", completions, body(prompt=["hello " * (limit // 1024 // 7)] * 1024)
+    yield "prompts: 1,024 texts", completions, body(prompt=["hello " * (limit // 1024 // 7)] * 1024, max_tokens=8000)
     yield "prompts: 1,024 lists of 480 ids", completions, body(prompt=[[1] * 480] * 1024, max_tokens=8000)
     yield "/detokenize: ids, to the limit", "/detokenize", filled(b'{"tokens":[', b"1,", b"]}")
     yield "/detokenize: a context", "/detokenize", json.dumps({"tokens": [20] * CONTEXT}).encode()
