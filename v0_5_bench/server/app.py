@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None, *, install_profile: InstallProfile | Non
 
 def _serve(args: argparse.Namespace, install_profile: InstallProfile | None) -> None:
     server_args, engine_args = cli.from_arguments(ServerArgs, args), cli.from_arguments(EngineArgs, args)
-    template = server_args.read_chat_template()
-    _api_keys(server_args)  # wrong ones are told before the model is loaded, as is
-    sockets = [listening.bind(server_args)]  # a port that is taken
+    # Before the model is loaded: a file that is missing, a wrong key and a port that is taken are told at once.
+    template, keys = server_args.read_chat_template(), _api_keys(server_args)
+    sockets = [listening.bind(server_args)]
     logging.basicConfig(format=LOG_FORMAT, level=server_args.level, force=True)
 
     import torch
@@ -64,7 +64,7 @@ def _serve(args: argparse.Namespace, install_profile: InstallProfile | None) -> 
     from ..engine import LLMEngine
     from .defaults import sampling_defaults
 
-    if os.environ.get("VLLM_API_KEY") and not _api_keys(server_args):
+    if os.environ.get("VLLM_API_KEY") and not keys:
         logger.warning("VLLM_API_KEY is set, but this server reads %s: it has no key.", API_KEY_VARIABLE)
     print("Loading the model...", file=sys.stderr)
     defaults = sampling_defaults(server_args.generation_config, resolve(engine_args.model))
@@ -81,7 +81,7 @@ def _serve(args: argparse.Namespace, install_profile: InstallProfile | None) -> 
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
     name = _names(server_args, engine_args.model)[0]
     url = listening.url(server_args, sockets[0])
-    print(process.welcome(name, engine, url, server_args, bool(_api_keys(server_args)), defaults), file=sys.stderr)
+    print(process.welcome(name, engine, url, server_args, bool(keys), defaults), file=sys.stderr)
     # What is here by now stays to the end. Left to the garbage collector, it is looked through again and again, for a
     # third of a second each time: whenever a request makes some ten thousand objects.
     gc.collect()

@@ -112,7 +112,7 @@ class Serving:
             count=len(token_ids),
             max_model_len=self.engine.engine.max_model_len,
             tokens=token_ids,
-            token_strs=self.tokenizer.pieces(token_ids) if body.return_token_strs else None,
+            token_strs=await self.engine.tokenize(self.tokenizer.pieces, token_ids) if body.return_token_strs else None,
         )
 
     async def detokenize(self, body: DetokenizeRequest) -> Text:
