@@ -392,6 +392,7 @@ def test_a_port_that_is_taken_is_told_in_one_sentence_before_the_model_is_loaded
         (["--host", ""], "host is empty: leave it out for 127.0.0.1, or give 0.0.0.0 for every interface."),
         (["--api-key", "a key\n"], "api_key has blanks around it, or characters that no header can carry"),
         (["--served-model-name", "a\udcff"], "served_model_name is not printable text: 'a\\udcff'."),
+        (["--port", "0", "--model", "a\udcff"], "The model's path is not printable text: 'a\\udcff'. Name it with"),
         (["--root-path", "llm"], "root_path must begin with a slash and end without, got 'llm'."),
         (["--root-path", "/llm/"], "root_path must begin with a slash and end without, got '/llm/'."),
         (["--ssl-keyfile", "x"], "ssl_keyfile needs ssl_certfile, the certificate that the key belongs to."),

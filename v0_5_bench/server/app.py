@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from common import cli
+from common.errors import ModelError, shown
 
 from ..engine_args import EngineArgs
 from . import listening, process
@@ -66,6 +67,7 @@ def _serve(args: argparse.Namespace, install_profile: InstallProfile | None) -> 
 
     if os.environ.get("VLLM_API_KEY") and not keys:
         logger.warning("VLLM_API_KEY is set, but this server reads %s: it has no key.", API_KEY_VARIABLE)
+    name = _names(server_args, engine_args.model)[0]
     print("Loading the model...", file=sys.stderr)
     defaults = sampling_defaults(server_args.generation_config, resolve(engine_args.model))
     # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two sets
@@ -79,7 +81,6 @@ def _serve(args: argparse.Namespace, install_profile: InstallProfile | None) -> 
     if install_profile is not None:
         install_profile(app, engine)
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
-    name = _names(server_args, engine_args.model)[0]
     url = listening.url(server_args, sockets[0])
     print(process.welcome(name, engine, url, server_args, bool(keys), defaults), file=sys.stderr)
     # What is here by now stays to the end. Left to the garbage collector, it is looked through again and again, for a
@@ -132,7 +133,8 @@ def build_app(
     max_body_bytes = args.max_body_bytes or bodies.default_limit(engine.tokenizer, engine.max_model_len)
     metrics = Metrics(engine, names[0])
     async_engine = AsyncEngine(engine, max_queued_requests=args.max_queued_requests, observer=metrics)
-    serving = Serving(async_engine, names, root=model or DEFAULT_MODEL, defaults=defaults or {})
+    root = (model or DEFAULT_MODEL).encode("utf-8", "backslashreplace").decode()  # a path may be no UTF-8, JSON is
+    serving = Serving(async_engine, names, root, defaults or {})
     # sse-starlette would cut all streams as soon as a signal comes; here they may end.
     AppStatus.disable_automatic_graceful_drain()
 
@@ -248,7 +250,10 @@ def _names(args: ServerArgs, model: str | None) -> list[str]:
     """What the model is called in the API: as asked, else as `--model` says."""
     from common.weights import DEFAULT_MODEL
 
-    return args.served_model_name or [model or DEFAULT_MODEL]
+    name = model or DEFAULT_MODEL
+    if not args.served_model_name and not name.isprintable():
+        raise ModelError(f"The model's path is not printable text: {shown(name)}. Name it with --served-model-name.")
+    return args.served_model_name or [name]
 
 
 def _api_keys(args: ServerArgs) -> list[str]:
