@@ -71,6 +71,7 @@ class IdTokenizer(Tokenizer):
         self.vocab_size = vocab_size
         self.special_token_ids = frozenset()
         self.bos_token_id = self.eos_token_id = None
+        self.length_bound = None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The ids, each in angle brackets."""

@@ -101,9 +101,11 @@ def context_length(max_model_len: int | None, model: Model, num_kv_tokens: int) 
         num_kv_tokens: tokens that the KV cache has memory for.
 
     Raises:
-        ModelError: the model was not trained for so many.
+        ModelError: the model was not trained for so many, or there is memory for none.
     """
     check_max_model_len(max_model_len, model)
+    if num_kv_tokens < 2 and max_model_len is None:
+        raise ModelError("The KV cache holds one token, and no request is that short: give it more memory, or blocks.")
     return max_model_len or min(model.config.max_position_embeddings, num_kv_tokens)
 
 

@@ -41,6 +41,7 @@ class RequestMetrics:
     """
 
     arrival_time: float
+    scheduled_time: float = 0.0  # when its first step began; told by the server's metrics, 0 without them
     first_token_time: float = 0.0
     finished_time: float = 0.0
     kv_reserved_bytes: int = 0

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from common.chat import normalize_messages
 from common.errors import ModelError, RequestError, shown
+from common.token_length import LengthBound
+from common.tokenizer_info import describe_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -87,13 +89,22 @@ class Tokenizer:
         """The highest token id + 1, added tokens included; a model's last matrix may have more rows than that."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, with the BOS that the model's tokenizer adds unless `add_special_tokens` is false."""
-        return self._encode(text, add_special_tokens, "prompt")
+    @cached_property
+    def length_bound(self) -> LengthBound | None:
+        """What a text's length says about its tokens; `None` where the tokenizer may drop text."""
+        return LengthBound.of(self.backend, BYTE_OF_CHAR)
+
+    def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Token ids of a prompt, with the BOS that the model's tokenizer adds unless `add_special_tokens` is false.
+
+        `param` is what errors call the text.
+        """
+        return self._encode(text, add_special_tokens, param)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; unlike in transformers, spaces are never "cleaned up"."""
-        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        # As a batch, which leaves the interpreter's lock to other threads meanwhile.
+        return self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def render_chat(
         self,
@@ -180,6 +191,26 @@ class Tokenizer:
         """The token alone, for reports; U+FFFD stands for a part of a character."""
         return self.token_bytes(token_id).decode(errors="replace")
 
+    def pieces(self, token_ids: list[int]) -> list[str]:
+        """The tokens as the vocabulary writes them (`Ġis`, `▁is`); `""` for an id without one."""
+        return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def use_chat_template(self, template: str) -> None:
+        """Render chats with this Jinja template from now on; raises `ModelError` where it is none."""
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            self._hf.apply_chat_template([{"role": "user", "content": "Hi"}], chat_template=template, tokenize=False)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"The chat template is no Jinja template: line {error.lineno}: {error.message}.") from None
+        except Exception:
+            pass
+        self._hf.chat_template = template
+
+    def info(self) -> dict[str, Any]:
+        """The tokenizer's configuration, as in `tokenizer_config.json`, with the special tokens and the template."""
+        return describe_tokenizer(self._hf)
+
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         if not isinstance(text, str):
             raise RequestError(f"{param} must be a string, got {shown(text)}.", param=param)
@@ -189,7 +220,8 @@ class Tokenizer:
             raise RequestError(
                 f"{param} is not valid Unicode: it has the lone surrogate U+{ord(text[error.start]):04X}.", param=param
             ) from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # As a batch of one: `encode` holds the interpreter's lock to its end, which may be seconds, for a long text.
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _render(
         self,

@@ -50,7 +50,7 @@ class Observer(Protocol):
         """A step has added to a request; `seconds` since it last did, or since the request came."""
         ...
 
-    def on_abort(self, num_choices: int, reason: str) -> None:
+    def on_abort(self, request_id: str, num_choices: int, reason: str) -> None:
         """A request has ended without an answer: `"abort"` (its reader has left) or `"error"`."""
         ...
 
@@ -261,7 +261,7 @@ class AsyncEngine:
 
     def _abort(self, stream: RequestStream) -> None:
         for id_ in [id_ for id_, request in self._requests.items() if request.stream is stream]:
-            self._observe(self.observer.on_abort, self._requests.pop(id_).num_choices, "abort")
+            self._observe(self.observer.on_abort, id_, self._requests.pop(id_).num_choices, "abort")
             self.call_soon(partial(self.engine.abort_request, id_))
 
     def _deliver(self, outputs: list[RequestOutput], failures: list[tuple[str, str]], now: float) -> None:
@@ -280,15 +280,15 @@ class AsyncEngine:
         for id_, reason in failures:  # no more than the error's type: what is inside is for the log
             failed = self._requests.pop(id_, None)
             if failed is not None:
-                self._observe(self.observer.on_abort, failed.num_choices, "error")
+                self._observe(self.observer.on_abort, id_, failed.num_choices, "error")
                 failed.stream.fail(RequestFailedError(f"The model failed on this request ({reason})."))
                 self._abort(failed.stream)  # its other prompts
 
     def _die(self) -> None:
         for stream in {request.stream for request in self._requests.values()}:
             stream.fail(EngineDeadError("The engine has stopped after an internal error: its log says more."))
-        for request in self._requests.values():
-            self._observe(self.observer.on_abort, request.num_choices, "error")
+        for id_, request in self._requests.items():
+            self._observe(self.observer.on_abort, id_, request.num_choices, "error")
         self._requests.clear()
 
     def _observe(self, method: Callable[..., None], *args: Any) -> None:

@@ -83,6 +83,7 @@ class LLMEngine:
         self.on_step: Callable[[SchedulerOutput], None] | None = None  # told of every step, for tracing
         # Told whose request failed, and why; without it a step that fails raises.
         self.on_failure: Callable[[str, Exception], None] | None = None
+        self.step_time = 0.0  # when the latest step began, for metrics
         self._seeds = random.Random(args.seed)
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
@@ -158,6 +159,7 @@ class LLMEngine:
         by request: their blocks are taken, and writing the same keys and values twice does no harm. Whose part fails
         again ends, and the others have lost nothing but time.
         """
+        self.step_time = time.perf_counter()
         try:
             return scheduled, self.model_runner.run(scheduled)
         except BaseException as error:

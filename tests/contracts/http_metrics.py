@@ -6,11 +6,24 @@ import logging
 import math
 import re
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.kit.models import ScriptModel, Stepped
-from tests.kit.server import bodies, counts, metrics, post_lines, streamed, texts, wait_until
+from tests.kit.server import (
+    bodies,
+    connect,
+    counts,
+    metrics,
+    post_lines,
+    streamed,
+    texts,
+    wait_for_aborts,
+    wait_for_queue,
+    wait_until,
+)
 from tests.kit.tokenizers import EOS
 
 SINCE = "v0_4"
@@ -23,7 +36,7 @@ def test_answers_are_sent_at_once(milestone):
     # the first, every answer takes 40 ms more. asyncio switches it off for sockets that it knows to be TCP.
     module = importlib.import_module(f"{milestone.__name__}.server.app")
     with (
-        module._bind(module.ServerArgs(port=0)) as listening,
+        module.listening.bind(module.ServerArgs(port=0)) as listening,
         socket.create_connection(listening.getsockname()),
         listening.accept()[0] as accepted,
     ):
@@ -57,6 +70,62 @@ def test_metrics_count_exactly_what_was_asked_and_answered(serve_script):
         for refused in ({"max_tokens": 0}, {"model": "nope"}, {"prompt": [-1]}):
             assert server.complete(**refused).status_code in (400, 404)
         assert now() == [[10 + CHAT_LEN, 16, 0], [1, 7, 0, 0], [6, 8, 6]]
+
+
+def test_metrics_of_whole_requests_are_those_of_vllms_dashboard(serve_script):
+    with serve_script([*b"ABC", EOS], prompt_len=2, num_blocks=50, block_size=4) as server:
+        assert server.complete(n=3, max_tokens=2).status_code == 200
+        assert server.complete(max_tokens=10).status_code == 200  # ABC<eos>
+        values = metrics(server)
+        counted = {
+            "request_prompt_tokens": (2, 2 + 2),
+            "request_generation_tokens": (4, 3 * 2 + 4),
+            "request_max_num_generation_tokens": (2, 2 + 4),
+        }
+        for name, (count, total) in counted.items():
+            assert (values[f"{name}_count"], values[f"{name}_sum"]) == (count, total)
+        whole = values["e2e_request_latency_seconds_sum"]
+        parts = [values[f"request_{part}_time_seconds_sum"] for part in ("queue", "prefill", "decode")]
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(whole)
+        assert sum(parts[1:]) == pytest.approx(values["request_inference_time_seconds_sum"])
+        assert values["request_time_per_output_token_seconds_count"] == 2
+        assert values["request_time_per_output_token_seconds_sum"] < parts[2]
+        text = server.http.get("/metrics").text
+        assert 'vllm:cache_config_info{block_size="4",cache_dtype="float32",enable_prefix_caching="False",' in text
+        assert 'num_gpu_blocks="50"} 1.0' in text
+
+
+def test_the_wait_for_the_first_step_is_queue_time(serve):
+    model = Stepped([*b"AB", EOS], 2)
+    with serve(model, num_blocks=50, block_size=4, max_num_seqs=1) as server, ThreadPoolExecutor() as clients:
+        first = clients.submit(server.complete)
+        model.steps.release(1)
+        wait_until(lambda: metrics(server)["time_to_first_token_seconds_count"] == 1, "the first one has a token")
+        second = clients.submit(server.complete)
+        wait_for_queue(server, 1)
+        start = time.perf_counter()
+        time.sleep(0.2)
+        waited = time.perf_counter() - start
+        model.steps.release(1000)
+        assert (first.result().status_code, second.result().status_code) == (200, 200)
+        values = metrics(server)
+        assert values["request_queue_time_seconds_sum"] >= waited
+        assert values["request_decode_time_seconds_sum"] >= waited
+
+
+def test_a_request_that_is_aborted_or_fails_leaves_no_count_behind(serve):
+    model = Stepped([65], 2)
+    with serve(model, num_blocks=50, block_size=4) as server:
+        connection = connect(server, "/v1/completions", prompt=[1, 2], max_tokens=100, stream=True)
+        model.steps.release(2)
+        wait_until(lambda: metrics(server)["generation_tokens_total"] >= 1, "it has a token")
+        connection.close()
+        model.steps.release(1)
+        wait_for_aborts(server, 1)
+        model.steps.release(1000)
+        assert server.app.state.engine.observer._num_tokens == {}
+        assert metrics(server)["request_generation_tokens_count"] == 0
 
 
 def test_gauges_follow_the_load_and_come_back_to_nothing(serve):

@@ -63,7 +63,13 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20) -> 
 
 @contextlib.contextmanager
 def running(
-    milestone: ModuleType, model: Any, *, tokenizer: Any = None, server: dict[str, Any] | None = None, **engine: Any
+    milestone: ModuleType,
+    model: Any,
+    *,
+    tokenizer: Any = None,
+    server: dict[str, Any] | None = None,
+    defaults: dict[str, Any] | None = None,
+    **engine: Any,
 ) -> Iterator[RunningServer]:
     """Serve `model` while the block lasts; at its end the engine must be idle again.
 
@@ -72,6 +78,7 @@ def running(
         model: a folder, or a ready model (with BYTE-TOK, unless a `tokenizer` is given).
         tokenizer: for a ready model.
         server: fields of `ServerArgs`.
+        defaults: the model's sampling, where a request is silent.
         engine: fields of `EngineArgs`.
     """
     module = importlib.import_module(f"{milestone.__name__}.server.app")
@@ -79,9 +86,9 @@ def running(
     if hasattr(model, "forward"):
         tokenizer = tokenizer or byte_tokenizer()
     llm_engine = milestone.LLMEngine(model, tokenizer=tokenizer, **engine)
-    app = module.build_app(llm_engine, args)
-    socket = module._bind(module.ServerArgs(port=0))
-    uvicorn_server = uvicorn.Server(uvicorn.Config(app, http="h11", log_config=None, access_log=False))
+    app = module.build_app(llm_engine, args, defaults=defaults)
+    socket = module.listening.bind(module.ServerArgs(port=0))
+    uvicorn_server = uvicorn.Server(module.process.uvicorn_config(app, args))
     thread = threading.Thread(target=lambda: asyncio.run(uvicorn_server.serve([socket])), daemon=True)
     thread.start()
     running_server = RunningServer(f"http://127.0.0.1:{socket.getsockname()[1]}", llm_engine, app)

@@ -30,7 +30,7 @@ class Recorder:
         assert seconds >= 0
         self.outputs.append((output.request_id, is_first, output.finished))
 
-    def on_abort(self, num_choices, reason):
+    def on_abort(self, _request_id, num_choices, reason):
         assert threading.current_thread() is self.thread
         self.aborts.append((num_choices, reason))
 

@@ -35,6 +35,8 @@ ROUTES = {
     "POST /tokenize": {200, 400, 401, 404, 413, 500},
     "POST /detokenize": {200, 400, 401, 404, 413, 500},
     "GET /health": {200, 500, 503},
+    "GET /ping": {200, 500, 503},
+    "POST /ping": {200, 500, 503},
     "GET /version": {200, 500},
     "GET /metrics": {200, 500},
 }

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from tests.kit.checkpoints import tiny_llama
 from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
+TLS = ROOT / "tests" / "kit" / "tls"  # a certificate for this machine, and its key
 SECONDS = 60  # for anything that must happen at all; a test waits as long only where it fails
 wait_until = functools.partial(kit.wait_until, seconds=SECONDS)
 HEAVY = ("torch", "transformers", "tokenizers", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client")
@@ -47,9 +49,12 @@ class Server:
         self._reader.start()
         wait_until(lambda: self.text.count("}'\n") or self.has_ended, "it listens")
         assert not self.has_ended, self.text
-        self.port = int(re.search(r"Listening on http://127\.0\.0\.1:(\d+) ", self.text)[1])
+        self.address = re.search(r"Listening on (\S+) ", self.text)[1]
+        port = re.fullmatch(r"https?://\S+:(\d+)\S*", self.address)
+        self.port = int(port[1]) if port else None
         self.url = f"http://127.0.0.1:{self.port}"
-        wait_until(lambda: self.is_healthy, "it answers")
+        if self.address.startswith(self.url):
+            wait_until(lambda: self.is_healthy, "it answers")
 
     @property
     def text(self) -> str:
@@ -259,12 +264,95 @@ def test_api_12_what_does_not_end_in_time_is_cut_a_stream_by_an_error_and_done_a
         assert "Traceback" not in server.text
 
 
-def test_a_client_that_never_finishes_its_request_holds_the_end_up_for_a_few_seconds_only(tiny):
-    with served("--model", tiny.folder, "--shutdown-timeout", 0) as server:
+def test_unt_60_a_client_that_never_finishes_its_request_does_not_hold_the_end_up(tiny):
+    with served("--model", tiny.folder, "--shutdown-timeout", 300) as server:
         half = half_request(server)
         server.process.send_signal(signal.SIGTERM)
         assert server.end(30) == 0, server.text
         half.close()
+        assert "Traceback" not in server.text
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_unt_12_the_host_with_two_colons_is_every_address_of_ipv4_too(tiny):
+    with served("--model", tiny.folder, "--host", "::") as server:
+        assert server.address == f"http://[::1]:{server.port}"
+        for host in ("127.0.0.1", "[::1]"):
+            wait_until(lambda: answers(f"http://{host}:{server.port}"), f"{host} answers")  # noqa: B023
+
+
+def answers(url: str, **options: Any) -> bool:
+    with contextlib.suppress(httpx.TransportError), httpx.Client(trust_env=False, timeout=SECONDS, **options) as http:
+        return http.get(f"{url}/health").json() == {"status": "ok"}
+    return False
+
+
+def test_unt_17_the_environments_key_is_taken_without_the_blanks_around_it(tiny):
+    with served("--model", tiny.folder, environment={"MINI_VLLM_API_KEY": " secret\n"}) as server:
+        for key, status in (("secret", 200), ("other", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert httpx.get(f"{server.url}/v1/models", headers=headers, trust_env=False).status_code == status
+
+
+def test_the_variable_of_vllms_key_is_not_read_and_the_start_says_so(tiny):
+    with served("--model", tiny.folder, environment={"VLLM_API_KEY": "secret"}) as server:
+        assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 200
+        assert "VLLM_API_KEY is set, but this server reads MINI_VLLM_API_KEY: it has no key." in server.text
+        assert "secret" not in server.text
+
+
+def test_a_unix_socket_is_served_and_its_file_is_gone_at_the_end_and_a_left_one_is_in_nobodys_way(tiny, tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with served("--model", tiny.folder, "--uds", path, "--root-path", "/llm") as server:
+        assert server.address == str(path)
+        assert f"curl -N --unix-socket {path} http://localhost/llm/v1/chat/completions" in server.text
+        transport = httpx.HTTPTransport(uds=str(path))
+        wait_until(lambda: answers("http://localhost/llm", transport=transport), "it answers")
+        second = run("--uds", path, "--model", "/no/such/folder")
+        assert second.stderr == f"error: Cannot listen on {path}: Address already in use. Choose another with --uds.\n"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0, server.text
+    assert not path.exists()
+
+
+def test_https_is_served_with_a_certificate_and_its_key(tiny):
+    files = ["--ssl-certfile", TLS / "localhost.crt.pem", "--ssl-keyfile", TLS / "localhost.key.pem"]
+    with served("--model", tiny.folder, *files) as server:
+        assert server.address == f"https://127.0.0.1:{server.port}"
+        assert f"Documentation: {server.address}/docs" in server.text
+        context = ssl.create_default_context(cafile=TLS / "localhost.crt.pem")
+        wait_until(lambda: answers(server.address, verify=context), "it answers")
+
+
+def test_a_chat_template_from_a_file_takes_the_models_place(tiny, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    with served("--model", tiny.folder, "--chat-template", template) as server:
+        chat = {"messages": [{"role": "user", "content": "é"}]}
+        tokens = httpx.post(f"{server.url}/tokenize", json=chat, trust_env=False, timeout=SECONDS).json()["tokens"]
+        assert bytes(tokens).decode() == "<é>"
+
+
+def test_the_models_sampling_is_said_at_the_start_and_holds_unless_it_is_switched_off(tiny, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder, folder)
+    config = json.loads((folder / "generation_config.json").read_text()) if tiny_has_config(folder) else {}
+    recommended = {"temperature": 0.0, "top_p": 0.9, "top_k": None, "do_sample": True, "max_new_tokens": 5}
+    (folder / "generation_config.json").write_text(json.dumps(config | recommended))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+    with served("--model", folder) as server:
+        said = "\nWhere a request says nothing (generation_config.json): temperature 0, top_p 0.9, max_tokens 5\n"
+        assert said in server.text
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=SECONDS).json()
+        assert answer["usage"]["completion_tokens"] == 5
+    with served("--model", folder, "--generation-config", "vllm") as server:
+        assert "Where a request" not in server.text
+
+
+def tiny_has_config(folder: Path) -> bool:
+    return (folder / "generation_config.json").is_file()
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
@@ -301,6 +389,22 @@ def test_a_port_that_is_taken_is_told_in_one_sentence_before_the_model_is_loaded
         (["--allowed-origins", "nonsense"], "allowed_origins must be a JSON list such as '[\"*\"]', got 'nonsense'."),
         (["--allowed-origins", "[1]"], "allowed_origins must be a JSON list such as '[\"*\"]', got '[1]'."),
         (["--port", "70000"], "port must be from 0 to 65535, got 70000."),
+        (["--host", ""], "host is empty: leave it out for 127.0.0.1, or give 0.0.0.0 for every interface."),
+        (["--api-key", "a key\n"], "api_key has blanks around it, or characters that no header can carry"),
+        (["--served-model-name", "a\udcff"], "served_model_name is not printable text: 'a\\udcff'."),
+        (["--port", "0", "--model", "a\udcff"], "The model's path is not printable text: 'a\\udcff'. Name it with"),
+        (["--root-path", "llm"], "root_path must begin with a slash and end without, got 'llm'."),
+        (["--root-path", "/llm/"], "root_path must begin with a slash and end without, got '/llm/'."),
+        (["--ssl-keyfile", "x"], "ssl_keyfile needs ssl_certfile, the certificate that the key belongs to."),
+        (["--ssl-certfile", "/none"], "ssl_certfile: there is no file /none."),
+        (["--ssl-certfile", "README.md"], "ssl_certfile and ssl_keyfile cannot be used ("),
+        (["--uds", "/none/socket"], "Cannot listen on /none/socket: No such file or directory."),
+        (["--chat-template", "/none"], "chat_template: /none cannot be read: No such file or directory."),
+        (["--max-body-size", "much"], "max_body_size"),
+        (
+            ["--port", "0", "--generation-config", "/none"],
+            "generation_config: there is no /none/generation_config.json",
+        ),
         (["--port", "-1"], "port must be from 0 to 65535, got -1."),
         (["--shutdown-timeout", "-1"], "shutdown_timeout must be at least 0 seconds, got -1.0."),
         (["--shutdown-timeout", "nan"], "shutdown_timeout must be at least 0 seconds, got nan."),
@@ -315,6 +419,53 @@ def test_a_wrong_flag_is_told_in_one_sentence(args, sentence):
     said = done.stderr.removeprefix("Loading the model...\n")
     assert said.startswith(f"error: {sentence}")
     assert said.count("\n") == 1
+
+
+def test_unt_17_a_key_of_the_environment_that_no_header_can_carry_is_told_in_one_sentence():
+    done = run("--port", "0", "--model", "/no/such/folder", environment={"MINI_VLLM_API_KEY": "two\nlines"})
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: MINI_VLLM_API_KEY has blanks around it, or characters that no header")
+
+
+def test_unt_60_a_pool_that_can_serve_nothing_is_refused_at_the_start(tiny):
+    done = run("--port", "0", "--model", tiny.folder, "--num-blocks", "1", "--block-size", "1")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "error: The KV cache holds one token, and no request is that short: give it more memory, or blocks.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{% for %}", "The chat template is no Jinja template: line 1: "),
+        (b"\xff", "chat_template: {file} cannot be read: it is not UTF-8 text."),
+    ],
+)
+def test_a_file_that_is_no_chat_template_is_told_in_one_sentence(tiny, tmp_path, content, says):
+    file = tmp_path / "template"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = run("--port", "0", "--model", tiny.folder, "--chat-template", file)
+    assert done.returncode == 1
+    assert f"error: {says.format(file=file)}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"temperature": 9}', "temperature must be"),
+        ('{"top_p": "much"}', "top_p must be"),
+        ("[]", "it is not a JSON object."),
+        ("{", "it is not a JSON object."),
+    ],
+)
+def test_a_generation_config_that_cannot_hold_is_told_in_one_sentence(tiny, tmp_path, content, says):
+    (tmp_path / "generation_config.json").write_text(content)
+    done = run("--port", "0", "--model", tiny.folder, "--generation-config", tmp_path)
+    assert done.returncode == 1
+    assert f"error: {tmp_path}/generation_config.json: {says}" in done.stderr
+    assert done.stderr.endswith("With --generation-config vllm it is not read.\n")
 
 
 def test_help_names_every_flag_with_its_default_and_loads_nothing_heavy():
@@ -350,9 +501,10 @@ def test_importing_the_package_or_its_server_loads_nothing_heavy(name):
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def run(*args):
+def run(*args, environment=None):
     command = [sys.executable, "-m", "v0_4_http", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    environment = os.environ | (environment or {})
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
 def python(code):

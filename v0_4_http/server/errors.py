@@ -25,6 +25,7 @@ from common.errors import RequestError, shown
 from ..async_engine import EngineDeadError, RequestFailedError, UnavailableError
 from .responses import ErrorBody, ErrorObject, respond
 
+OTHER_APIS = ("/v1/responses", "/v1/messages")  # what some clients ask for unless they are told otherwise
 RETRY_AFTER = {"Retry-After": "1"}  # seconds; OpenAI's clients wait so long and try again
 
 
@@ -89,6 +90,8 @@ def install(app: FastAPI) -> None:
             405: f"{path} does not take {method}.",
         }
         message = known.get(error.status_code, str(error.detail) or HTTPStatus(error.status_code).phrase)
+        if error.status_code == 404 and path.endswith(OTHER_APIS):
+            message = f"{known[404]} Send it to /v1/chat/completions: most clients have a setting for it."
         code = "request_too_large" if error.status_code == 413 else None
         return error_response(error.status_code, message, code=code, headers=error.headers)
 

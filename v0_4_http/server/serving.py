@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -25,8 +25,10 @@ from common.sampling_params import SamplingParams, check_token_ids
 
 from ..async_engine import AsyncEngine, EngineDeadError, RequestFailedError, RequestStream, UnavailableError
 from .answers import Answer, ChatAnswer, Extras
+from .bodies import SMALL
 from .completion_answers import CompletionAnswer
 from .errors import ClientGoneError, UnknownModelError, describe
+from .limits import Limits
 from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
 from .responses import ModelCard, Text, Tokens, respond, to_json
 from .totals import Totals
@@ -44,15 +46,18 @@ class Serving:
         engine: started by the application.
         names: what the model is served as; the first one is its own.
         root: where it was loaded from.
+        defaults: sampling parameters for requests that leave them out.
     """
 
     engine: AsyncEngine
     names: list[str]
     root: str
+    defaults: dict[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self.tokenizer = self.engine.engine.tokenizer
+        self.limits = Limits(self.tokenizer, self.engine.engine.max_model_len)
 
     def models(self) -> list[ModelCard]:
         """One card for each name."""
@@ -77,9 +82,9 @@ class Serving:
 
     async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        name, params = self._check(body)
+        name, params = await self._checked(body, request)
         self.engine.check_available(params.n)  # before any work is done for it
-        tokenized = self.engine.tokenize(self.tokenizer.chat_token_ids, *body.template_arguments())
+        tokenized = self.engine.tokenize(self._chat_token_ids, *body.template_arguments())
         token_ids = await _unless_gone(request, tokenized)
         num_top, totals = body.top_logprobs or 0, Totals(1, params.n)
         answer = ChatAnswer(_new_id("chatcmpl"), name, totals, num_top, self.tokenizer, _extras(body))
@@ -87,7 +92,7 @@ class Serving:
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
-        name, params = self._check(body)
+        name, params = await self._checked(body, request)
         self.engine.check_available(params.n)
         inputs = await _unless_gone(request, self.engine.tokenize(self._encode, body.prompt, params))
         echoes = await self.engine.tokenize(self._texts, inputs) if body.echo else [""] * len(inputs)
@@ -103,14 +108,15 @@ class Serving:
             raise RequestError("Give a prompt or messages, one of the two.", param="prompt")
         if body.prompt is not None:
             add_special_tokens = body.add_special_tokens is not False
+            self.limits.check_text(body.prompt, "prompt")
             token_ids = await self.engine.tokenize(self.tokenizer.encode, body.prompt, add_special_tokens)
         else:
-            token_ids = await self.engine.tokenize(self.tokenizer.chat_token_ids, *body.template_arguments())
+            token_ids = await self.engine.tokenize(self._chat_token_ids, *body.template_arguments())
         return Tokens(
             count=len(token_ids),
             max_model_len=self.engine.engine.max_model_len,
             tokens=token_ids,
-            token_strs=await self.engine.tokenize(self._token_texts, token_ids) if body.return_token_strs else None,
+            token_strs=await self.engine.tokenize(self.tokenizer.pieces, token_ids) if body.return_token_strs else None,
         )
 
     async def detokenize(self, body: DetokenizeRequest) -> Text:
@@ -119,9 +125,20 @@ class Serving:
         body.check_extra_fields()
         return Text(prompt=await self.engine.tokenize(self._decode, body.tokens))
 
+    async def _checked(
+        self, body: ChatCompletionRequest | CompletionRequest, request: Request
+    ) -> tuple[str, SamplingParams]:
+        """`_check`, in a thread for a body that may have many thousands of fields or biases."""
+        if len(await request.body()) <= SMALL:  # it has been read, and is still there
+            return self._check(body)
+        return await asyncio.to_thread(self._check, body)
+
     def _check(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[str, SamplingParams]:
         """The name of the model, and the parameters; raises for what the body alone shows to be wrong."""
         name = self.model(body.model)["id"]
+        for field_name, value in self.defaults.items():
+            if field_name != "max_tokens" and getattr(body, field_name) is None:
+                setattr(body, field_name, value)
         params = body.sampling_params()
         body.check_extra_fields()
         return name, params
@@ -134,28 +151,38 @@ class Serving:
         if not prompts:
             raise RequestError("prompt is empty: give a text, token ids, or a list of either.", param="prompt")
         self.engine.check_available(len(prompts) * params.n)  # before work is done for it
+        for_each(self.limits.check_prompt, prompts)
         vocab_size = self.engine.engine.model.config.vocab_size
         token_ids = for_each(lambda prompt: encode(prompt, self.tokenizer, vocab_size), prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         return list(zip(texts, token_ids, strict=True))
+
+    def _chat_token_ids(self, messages: Any, *arguments: Any) -> list[int]:
+        """Of a chat with its template, whose tokens take the place of special ones."""
+        self.limits.check_messages(messages)
+        text = self.tokenizer.render_chat(messages, *arguments)
+        self.limits.check_text(text, "messages")
+        return self.tokenizer.encode(text, False, "messages")
 
     def _texts(self, inputs: list[Input]) -> list[str]:
         """What `echo` gives back of each prompt."""
         return [self.tokenizer.decode(token_ids) if text is None else text for text, token_ids in inputs]
 
     def _decode(self, token_ids: Any) -> str:
+        self.limits.check_ids(token_ids, "tokens")
         if not isinstance(token_ids, list) or not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(f"tokens must be a list of token ids, got {shown(token_ids)}.", param="tokens")
         check_token_ids("tokens", token_ids, self.engine.engine.vocab_size)
         return self.tokenizer.decode(token_ids, False)
 
-    def _token_texts(self, token_ids: list[int]) -> list[str]:
-        return [self.tokenizer.token_text(token_id) for token_id in token_ids]
-
     async def _answer(
         self, answer: Answer, inputs: list[Input], params: SamplingParams, body: Generation, request: Request
     ) -> Response:
         """Submit, and answer in the form that was asked for."""
+        most = self.defaults.get("max_tokens")
+        if params.max_tokens is None and most is not None:  # it shortens an answer, and refuses no prompt
+            room = self.engine.engine.max_model_len - max(len(token_ids) for _, token_ids in inputs)
+            params = replace(params, max_tokens=max(min(most, room), params.min_tokens, 1))
         with body.callers_words():
             stream = self.engine.submit(answer.id, inputs, params, request.state.arrival_time)
         request.state.answer, request.state.stream = answer, stream  # for the log

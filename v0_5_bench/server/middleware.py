@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,7 +23,6 @@ from .responses import respond
 
 logger, faults = logging.getLogger(f"{__package__}.access"), logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 8 * 2**20
 GUARDED = ("/v1/", "/tokenize", "/detokenize")  # a probe and a scraper have no key
 
 
@@ -112,6 +112,28 @@ def _generation(answer: Answer, stream: RequestStream) -> list[str]:
     return [*words, f"preemptions={totals.num_preemptions}"]
 
 
+class RequestLine:
+    """What of a request's first line frameworks leave out (RFC 9110 and 9112), and the prefix of `--root-path`.
+
+    `GET http://host/health`, as to a proxy, is `GET /health`. Whatever takes GET takes HEAD, too, and answers the same
+    without its body, which uvicorn does not send.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app, self.root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http":
+            scope = dict(scope) | {"root_path": self.root_path}
+            if scope["path"].lower().startswith(("http://", "https://")):
+                path = urlsplit(scope["raw_path"].decode("latin-1")).path or "/"  # split before %2F is a slash
+                scope |= {"path": unquote(path), "raw_path": path.encode("latin-1")}
+            if scope["method"] == "HEAD":
+                scope["method"] = "GET"
+        await self.app(scope, receive, send)
+
+
 class ApiKey:
     """Lets in who sends one of the keys as `Authorization: Bearer KEY`; without keys, everybody."""
 
@@ -121,8 +143,7 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        guarded = scope["type"] == "http" and scope["path"].startswith(GUARDED)
-        if self.keys and guarded:
+        if self.keys and scope["type"] == "http" and self._guards(scope):
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             given = key.strip(" \t").encode("latin-1", "replace")
             # Every key is compared, in constant time: how long it takes tells nothing.
@@ -136,18 +157,23 @@ class ApiKey:
                 return
         await self.app(scope, receive, send)
 
+    def _guards(self, scope: Scope) -> bool:
+        # With --root-path a route answers under the prefix as well as without it: both ways lead through here.
+        paths = (scope["path"], scope["path"].removeprefix(scope.get("root_path", "")))
+        return any(path.startswith(GUARDED) for path in paths)
+
 
 class BodyLimit:
-    """Refuses bodies over `MAX_BODY_BYTES`, announced or not, before they fill the memory."""
+    """Refuses bodies of more than `max_bytes`, announced or not, before they fill the memory."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app, self.max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        message = f"The body is over {MAX_BODY_BYTES} bytes, the most that this server takes."
+        message = f"The body is over {self.max_bytes} bytes, the most that this server takes."
         announced = Headers(scope=scope).get("content-length", "0") if scope["type"] == "http" else "0"
-        if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        if announced.isdecimal() and int(announced) > self.max_bytes:
             await error_response(413, message, code="request_too_large")(scope, receive, send)
             return
         size = 0
@@ -156,7 +182,7 @@ class BodyLimit:
             nonlocal size
             part = await receive()
             size += len(part.get("body", b""))
-            if size > MAX_BODY_BYTES:
+            if size > self.max_bytes:
                 raise HTTPException(413, message)
             return part
 
