@@ -176,7 +176,8 @@ class LLM:
         for index in range(request.params.n):
             if not self.block_manager.can_allocate(len(request.prompt_token_ids)):
                 raise RequestError(POOL_FULL)
-            try:
+            # Twice, as Ctrl-C may come while the inner one takes the blocks back.
+            with self._owning_blocks(request.request_id), self._owning_blocks(request.request_id):
                 self.block_manager.allocate(request.request_id, len(request.prompt_token_ids))
                 for delta in self._complete(request, index, metrics):
                     finished = delta.finish_reason is not None and index == request.params.n - 1
@@ -184,10 +185,15 @@ class LLM:
                         request.request_id, request.prompt, request.prompt_token_ids, [delta], finished, metrics
                     )
                 self.block_manager.free(request.request_id)
-            except BaseException:
-                # Left by its reader, failed, or interrupted by Ctrl-C, perhaps in the middle of taking a block.
-                self.block_manager.reclaim(request.request_id)
-                raise
+
+    @contextlib.contextmanager
+    def _owning_blocks(self, request_id: str) -> Iterator[None]:
+        """Take a request's blocks back if it is left by its reader, fails, or is interrupted by Ctrl-C at any line."""
+        try:
+            yield
+        except BaseException:
+            self.block_manager.reclaim(request_id)
+            raise
 
     def _complete(self, request: Request, index: int, metrics: RequestMetrics) -> Iterator[CompletionOutput]:
         """The loop: compute one choice of a request, a token at a time."""

@@ -108,6 +108,7 @@ def test_unt_11_an_interrupt_at_any_line_of_a_stream_leaves_nothing_once_it_is_d
         for _ in range(num_read):
             next(stream)
         stream.close()
+        return stream
 
     for place in places(milestone, lambda: new_llm(milestone), call)[::3]:
         llm = new_llm(milestone)

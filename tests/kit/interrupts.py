@@ -41,7 +41,8 @@ def _run(call: Callable[[], Any], folders: Sequence[str], line: int | None) -> i
     before = sys.gettrace()
     sys.settrace(on_call)
     try:
-        call()
+        kept = call()  # until the end: what is raised while something is thrown away, in its `__del__`, Python ignores
     finally:
         sys.settrace(before)
+    del kept
     return count
