@@ -19,6 +19,7 @@ MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit for top_logprobs
 MAX_N = 128  # OpenAI's limit; every choice takes memory of its own
 MAX_STOPS = 1024  # of each kind; every step looks for all of them
 MAX_STOP_LEN = 1024  # characters
+TOKEN_ID = re.compile("-?[0-9]{1,19}")  # as a key of JSON
 GREEDY_BELOW = 1e-5  # temperatures below it are 0: dividing by them would say nothing but argmax
 
 
@@ -286,8 +287,9 @@ def _logit_bias(logit_bias: object) -> LogitBias | None:
     biases = {}
     for key, bias in logit_bias.items():
         # JSON has only string keys.
-        if type(key) is not int and not (isinstance(key, str) and re.fullmatch("-?[0-9]{1,19}", key)):
+        if type(key) is not int and not (isinstance(key, str) and TOKEN_ID.fullmatch(key)):
             raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id.", param="logit_bias")
-        _number("logit_bias", bias, -100.0, 100.0)
+        if type(bias) is not float or not -100.0 <= bias <= 100.0:  # else it is right, as it is for a whole vocabulary
+            _number("logit_bias", bias, -100.0, 100.0)
         biases[int(key)] = float(bias)
     return LogitBias(biases) if biases else None
