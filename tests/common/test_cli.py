@@ -1,9 +1,11 @@
 """Flags made from dataclasses, and what every command line does with its caller's mistakes."""
 
 import argparse
+import contextlib
 import errno
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -299,3 +301,22 @@ print(main(["Hi", "--temperature", "9"]), "torch" in sys.modules)
     result = python(program)
     assert result.stdout == "1 False\n"
     assert result.stderr == "error: temperature must be at least 0 and at most 2, got 9.0.\n"
+
+
+def test_unt_11_an_interrupt_that_is_lost_while_loading_ends_it_all_the_same() -> None:
+    before, loaded = signal.getsignal(signal.SIGINT), []
+
+    def load(interrupted: bool, lost: bool = False) -> None:
+        with cli.loading():
+            with contextlib.suppress(KeyboardInterrupt if lost else ()):  # as in a callback of the import system
+                if interrupted:
+                    signal.raise_signal(signal.SIGINT)
+            loaded.append((interrupted, lost))
+
+    with pytest.raises(KeyboardInterrupt):
+        load(interrupted=True, lost=True)
+    with pytest.raises(KeyboardInterrupt):
+        load(interrupted=True)
+    load(interrupted=False)
+    assert loaded == [(True, True), (False, False)]  # what is not lost ends it at once
+    assert signal.getsignal(signal.SIGINT) == before

@@ -48,16 +48,17 @@ def _serve(args: argparse.Namespace) -> None:
     sockets = [_bind(server_args)]  # before the model is loaded: a port that is taken is told at once
     logging.basicConfig(format=LOG_FORMAT, level=server_args.level, force=True)
 
-    import torch
-
-    from ..engine import LLMEngine
-
     print("Loading the model...", file=sys.stderr)
-    # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two sets
-    # of them on the same cores make each step a fifth slower, so that this thread, which only loads, gets none.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    engine = LLMEngine(**dataclasses.asdict(engine_args))
+    with cli.loading():
+        import torch
+
+        from ..engine import LLMEngine
+
+        # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two
+        # sets of them on the same cores make each step a fifth slower: this thread, which only loads, gets none.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        engine = LLMEngine(**dataclasses.asdict(engine_args))
     app = build_app(engine, server_args, engine_args.model)
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
     name = _names(server_args, engine_args.model)[0]
