@@ -77,8 +77,12 @@ class ModelConfig:
         generation_file = folder / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.exists() else {}
         try:
+            end_ids = _as_ids(generation.get("eos_token_id"))
+        except ValueError as error:
+            raise ModelError(f"{generation_file} holds a value that cannot be: {error}.") from None
+        try:
             check_architecture(config, folder)
-            return cls._from_json(config, generation)
+            return cls._from_json(config, end_ids)
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'} has no {error}: the checkpoint is incomplete.") from None
         except ModelError:
@@ -87,7 +91,7 @@ class ModelConfig:
             raise ModelError(f"{folder / 'config.json'} holds a value that cannot be: {error}.") from None
 
     @classmethod
-    def _from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
+    def _from_json(cls, config: dict[str, Any], end_ids: list[int]) -> "ModelConfig":
         hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
         num_kv_heads = _size(config, "num_key_value_heads", num_heads)
         # Not always hidden_size / num_heads: some checkpoints say otherwise, some say null.
@@ -97,7 +101,7 @@ class ModelConfig:
         if head_dim < 1 or head_dim % 2:
             raise ModelError(f"config.json has a head_dim of {head_dim}, but rotary embedding needs pairs.")
         # Both files may list end tokens, and neither list is complete in every checkpoint: all of them count.
-        eos = dict.fromkeys([*_as_ids(generation.get("eos_token_id")), *_as_ids(config.get("eos_token_id"))])
+        eos = dict.fromkeys([*end_ids, *_as_ids(config.get("eos_token_id"))])
         return cls(
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,

@@ -134,6 +134,14 @@ def test_unt_49_a_config_that_cannot_be_is_told_in_one_sentence(content: bytes, 
     assert words in refusal(tmp_path)
 
 
+def test_unt_49_an_end_token_that_cannot_be_is_told_with_the_file_that_names_it(tmp_path: Path) -> None:
+    folder = changed(tmp_path)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    assert f"{folder / 'generation_config.json'} holds a value that cannot be: eos_token_id is '</s>'" in refusal(
+        folder
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
