@@ -82,7 +82,7 @@ def check_supported(metadata: Metadata) -> None:
     architecture = metadata["general.architecture"]
     if architecture != "llama":
         raise ModelError(
-            f"its architecture (general.architecture) is {shown(architecture)}, and only 'llama' is supported: choose "
+            f"its architecture is {shown(architecture)}, and only 'llama' is supported (general.architecture): choose "
             "another model."
         )
     if metadata.get("general.type", "model") != "model":

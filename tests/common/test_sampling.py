@@ -418,9 +418,10 @@ def test_smp_9_ids_beyond_a_head_that_was_cut_are_passed_over() -> None:
 
 
 def adjusted(row: Sequence[float], request: SamplingState) -> list[float]:
-    changed = rows(row)[0]
-    sampling._adjust(changed, request)
-    return [round(value, 5) for value in changed.tolist()]
+    changed = rows(row)
+    sampling._add_biases(changed, [request])
+    sampling._adjust(changed[0], request)
+    return [round(value, 5) for value in changed[0].tolist()]
 
 
 def test_repetition_penalty_moves_tokens_of_prompt_and_output_down_once_each() -> None:
