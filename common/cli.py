@@ -6,14 +6,17 @@ without a help text gets no flag. So a flag, its default, its type and its docum
 """
 
 import argparse
+import contextlib
 import dataclasses
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +114,34 @@ def busy() -> str | None:
         f"This machine is busy (load {os.getloadavg()[0]:.1f} on {cores} cores), so threads may wait for each other. "
         "If this is slow, set OMP_NUM_THREADS=1."
     )
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """What is imported and loaded in this block: Ctrl-C ends it in any case.
+
+    A `KeyboardInterrupt` may be lost there, as in a callback of the import system, where Python only prints it. So it
+    is noted, too, and raised once more at the end.
+    """
+    interrupts: list[int] = []
+
+    def note(signum: int, frame: types.FrameType | None) -> None:
+        interrupts.append(signum)
+        signal.default_int_handler(signum, frame)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # somebody else's affair
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def run(main: Callable[[], None]) -> int:

@@ -12,9 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ModelError
+from common.architecture import check_architecture
+from common.errors import ModelError, shown
 
-ROPE_TYPES = ("default", "linear", "llama3")
+_ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+ROPE_TYPES = {  # and what each of them may have beside it
+    "default": _ROPE_KEYS,
+    "linear": (*_ROPE_KEYS, "factor"),
+    "llama3": (*_ROPE_KEYS, "factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,12 @@ class ModelConfig:
         generation_file = folder / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.exists() else {}
         try:
-            _check_architecture(config, folder)
-            return cls._from_json(config, generation)
+            end_ids = _as_ids(generation.get("eos_token_id"))
+        except ValueError as error:
+            raise ModelError(f"{generation_file} holds a value that cannot be: {error}.") from None
+        try:
+            check_architecture(config, folder)
+            return cls._from_json(config, end_ids)
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'} has no {error}: the checkpoint is incomplete.") from None
         except ModelError:
@@ -81,17 +91,17 @@ class ModelConfig:
             raise ModelError(f"{folder / 'config.json'} holds a value that cannot be: {error}.") from None
 
     @classmethod
-    def _from_json(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
+    def _from_json(cls, config: dict[str, Any], end_ids: list[int]) -> "ModelConfig":
         hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
         num_kv_heads = _size(config, "num_key_value_heads", num_heads)
         # Not always hidden_size / num_heads: some checkpoints say otherwise, some say null.
         head_dim = _size(config, "head_dim", hidden_size // num_heads)
         if num_heads % num_kv_heads:
             raise ModelError(f"config.json has {num_heads} heads, not a multiple of its {num_kv_heads} KV heads.")
-        if head_dim % 2:
+        if head_dim < 1 or head_dim % 2:
             raise ModelError(f"config.json has a head_dim of {head_dim}, but rotary embedding needs pairs.")
         # Both files may list end tokens, and neither list is complete in every checkpoint: all of them count.
-        eos = dict.fromkeys([*_as_ids(generation.get("eos_token_id")), *_as_ids(config.get("eos_token_id"))])
+        eos = dict.fromkeys([*end_ids, *_as_ids(config.get("eos_token_id"))])
         return cls(
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden_size,
@@ -120,45 +130,59 @@ def _read_json(file: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not valid JSON ({error}): download it again.") from None
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8; thousands of digits in a number, or of brackets
+        reason = str(error).partition(";")[0]
+        raise ModelError(f"{file} is not valid JSON ({reason}): download it again.") from None
     if not isinstance(content, dict):
         raise ModelError(f"{file} does not hold a JSON object: download it again.")
     return content
 
 
-def _check_architecture(config: dict[str, Any], folder: Path) -> None:
-    found = config.get("model_type", "of no named type")
-    names = ", ".join(map(str, config.get("architectures") or []))
-    if found != "llama":
-        raise ModelError(
-            f"{folder} holds a {found} model{f' ({names})' if names else ''}, but this engine serves Llama models "
-            "(model_type llama) only: choose another model."
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{folder} uses the activation {config['hidden_act']!r}; this engine computes only 'silu'.")
-    if config.get("quantization_config"):
-        quantization = config["quantization_config"]
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelError(f"{folder} is quantised ({method}), which is not supported: choose the unquantised model.")
-
-
 def _rope(config: dict[str, Any]) -> RopeConfig:
-    """Merge the two spellings: v5's `rope_parameters` holds theta and scaling, v4 keeps them apart."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    """Merge the two spellings: v5's `rope_parameters` holds theta and scaling, v4 keeps them apart.
+
+    Where both are there, transformers takes `rope_scaling` and forgets the other; here they must say the same.
+    """
+    given = {name: config[name] for name in ("rope_scaling", "rope_parameters") if config.get(name)}
+    ropes = {name: _rope_parameters(config, name, dict(values)) for name, values in given.items()}
+    if len(set(ropes.values())) > 1:
+        raise ModelError(
+            f"config.json has rope_scaling {shown(config['rope_scaling'])} and rope_parameters "
+            f"{shown(config['rope_parameters'])}, which contradict each other: keep the one that the model was trained "
+            "with."
+        )
+    return next(iter(ropes.values())) if ropes else _rope_parameters(config, "rope_parameters", {})
+
+
+def _rope_parameters(config: dict[str, Any], where: str, parameters: dict[str, Any]) -> RopeConfig:
+    """One spelling; what it leaves out stands beside it, as in transformers."""
     rope_type = parameters.get("rope_type") or parameters.get("type")
     if rope_type is None and "factor" in parameters:
         raise ModelError(
-            "config.json scales the rotary embedding without saying how: it has a factor, but no rope type."
+            f"config.json scales the rotary embedding without saying how: its {where} has a factor, but no rope type."
         )
     rope_type = rope_type or "default"
     if rope_type not in ROPE_TYPES:
         raise ModelError(
-            f"config.json asks for the rope type {rope_type!r}; this engine computes {', '.join(ROPE_TYPES)} only, "
-            "and plain positions in its place would give wrong text: choose another model."
+            f"config.json asks for the rope type {shown(rope_type)} in {where}; this engine computes "
+            f"{', '.join(ROPE_TYPES)} only, and plain positions in its place would give wrong text: choose another "
+            "model."
+        )
+    if parameters.get("type", rope_type) not in (None, rope_type):
+        raise ModelError(
+            f"config.json has the rope_type {shown(rope_type)} and the type {shown(parameters['type'])} in {where}."
         )
     if (parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelError("config.json asks for a partial rotary embedding, which this engine does not compute.")
+        raise ModelError(
+            "config.json asks for a partial rotary embedding (partial_rotary_factor), which this engine does not "
+            "compute."
+        )
+    for name, value in parameters.items():
+        if name not in ROPE_TYPES[rope_type] and value not in (None, 1):
+            raise ModelError(
+                f"config.json has {name} = {shown(value)} in {where}, which means nothing for the rope type "
+                f"{rope_type!r}, or nothing that this engine computes: choose another model."
+            )
     theta = _positive(parameters, "rope_theta", _positive(config, "rope_theta", 10000.0))
     if rope_type == "default":
         return RopeConfig(theta)
@@ -167,14 +191,9 @@ def _rope(config: dict[str, Any]) -> RopeConfig:
     low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
     if low >= high:
         raise ModelError(f"config.json has a low_freq_factor of {low}, not below its high_freq_factor of {high}.")
-    return RopeConfig(
-        theta,
-        rope_type,
-        _positive(parameters, "factor"),
-        low,
-        high,
-        _size(parameters, "original_max_position_embeddings"),
-    )
+    original = "original_max_position_embeddings"  # beside the rest it comes first, as in transformers
+    original_len = _size(parameters if config.get(original) is None else config, original)
+    return RopeConfig(theta, rope_type, _positive(parameters, "factor"), low, high, original_len)
 
 
 def _size(values: dict[str, Any], name: str, default: int | None = None) -> int:

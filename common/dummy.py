@@ -15,7 +15,7 @@ from common.config import ModelConfig
 from common.errors import ModelError, RequestError
 from common.tokenizer import NOTHING, Tokenizer
 from common.units import format_bytes
-from common.weights import expected_shapes, fusion_plan
+from common.weights import check_memory, expected_shapes, fusion_plan
 
 STD = 0.02  # Llama's own `initializer_range`: activations stay small through all layers, whatever the dtype
 
@@ -29,6 +29,7 @@ def dummy_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype,
     Raises:
         ModelError: they do not fit into memory.
     """
+    check_memory(config, device, dtype)
     shapes = expected_shapes(config)
     generator = torch.Generator(device).manual_seed(seed)
     weights: dict[str, Tensor] = {}

@@ -1,8 +1,10 @@
 """What a caller gets back: vLLM's shapes, without its tensors. Torch-free."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(slots=True)
@@ -113,27 +115,79 @@ class RequestOutput:
         self.finished = delta.finished
 
 
+class Engine(Protocol):
+    """What steps, and tells of all requests at once (from v0.3 on)."""
+
+    def step(self) -> list[RequestOutput]:
+        """The deltas of one step."""
+        ...
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; one that has ended already, or never was, is no error."""
+        ...
+
+
+class OutputQueues(dict[str, deque[RequestOutput]]):
+    """Of each open request: what its reader has not taken yet. Any reader may step, and it brings something for all.
+
+    An interrupt (Ctrl-C) may come at any line of it: what is another reader's is then neither lost nor given twice.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._undelivered: deque[RequestOutput] = deque()
+        self.dropped: list[str] = []  # requests whose readers have gone without a word
+
+    def open(self, request_id: str) -> None:
+        """Expect outputs of a request that is given to the engine next."""
+        self[request_id] = deque()
+
+    def step(self) -> None:
+        """Step the engine, and put what each request gets into its queue."""
+        while self.dropped:
+            self.leave(self.dropped[:1])
+            del self.dropped[0]
+        self._undelivered.extend(self._engine.step())
+        while self._undelivered:  # taken and put in one line, between whose parts there is no interrupt
+            self._queue(self._undelivered[0].request_id).append(self._undelivered.popleft())
+
+    def take(self, request_id: str) -> Iterator[RequestOutput]:
+        """What a request's queue holds; the request is no longer open once its last output is taken."""
+        outputs = self._queue(request_id)
+        while outputs:
+            output = outputs.popleft()
+            if output.finished:
+                del self[request_id]
+            yield output
+
+    def read(self, request_id: str) -> Iterator[RequestOutput]:
+        """All outputs of a request, stepping for those that are not there yet."""
+        while request_id in self:
+            yield from self.take(request_id)
+            if request_id in self:
+                self.step()
+
+    def leave(self, request_ids: list[str]) -> None:
+        """Forget requests, and abort those that have not ended: their reader has left, or a step has failed."""
+        for request_id in request_ids:
+            if request_id in self:
+                self._engine.abort_request(request_id)
+                del self[request_id]
+
+    def _queue(self, request_id: str) -> deque[RequestOutput]:
+        """Of a request that somebody has given to the engine himself, or left: one that nobody reads."""
+        return self.get(request_id, deque())
+
+
 class OutputStream:
     """A request's deltas. However it is left, closed, dropped, by an error or at its end, the request is left, too.
 
     A generator alone would not do: one that was never started does not reach its `finally`.
-
-    Args:
-        request_id: the request's.
-        outputs: its deltas.
-        leave: called with a list of that id when nobody wants more of them, perhaps more than once.
-        drop: called with the id when the stream is dropped; in the middle of anything, as garbage is collected at any
-            moment.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        outputs: Iterator[RequestOutput],
-        leave: Callable[[list[str]], None],
-        drop: Callable[[str], None],
-    ) -> None:
-        self._request_id, self._outputs, self._leave, self._drop = request_id, outputs, leave, drop
+    def __init__(self, request_id: str, queues: OutputQueues) -> None:
+        self._request_id, self._queues, self._outputs = request_id, queues, queues.read(request_id)
 
     def __iter__(self) -> Iterator[RequestOutput]:
         return self
@@ -147,8 +201,10 @@ class OutputStream:
 
     def close(self) -> None:
         """Leave the stream; what has not ended is aborted."""
+        self._queues.leave([self._request_id])
         self._outputs = iter(())
-        self._leave([self._request_id])
 
     def __del__(self) -> None:
-        self._drop(self._request_id)
+        # In the middle of anything, as garbage is collected at any moment: the next step leaves it.
+        if hasattr(self, "_queues"):  # not if it was interrupted before it had any
+            self._queues.dropped.append(self._request_id)

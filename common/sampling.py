@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from common.outputs import TokenLogprobs
-from common.sampling_params import SamplingParams, SamplingState
+from common.sampling_params import LogitBias, SamplingParams, SamplingState
 
 logger = logging.getLogger(__name__)
 
 # The filters look at so many of the most likely tokens first, and at 8 times as many where that was too few.
 FIRST_CANDIDATES = 256
+FEW = 16  # a bias on fewer tokens than a 16th of the vocabulary is added to these alone
 
 
 @dataclass(slots=True)
@@ -42,13 +43,14 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
     raw = logits
     if any(_adjusts(state) for state in states):
         logits = logits.clone()
+        _add_biases(logits, states)
         for row, state in zip(logits, states, strict=True):
             _adjust(row, state)
     # max gives the greedy choice of every row, and carries a NaN along: a free check.
     top, greedy = logits.max(dim=-1)
     token_ids, is_finite = greedy.tolist(), top.isfinite().tolist()
     if not all(is_finite):
-        logger.warning("The model's logits are not finite, the text may be garbled: try --dtype bfloat16 or float32.")
+        _warn(raw, [i for i, finite in enumerate(is_finite) if not finite], states)
     plain: list[int] = []
     filtered: list[int] = []
     for i, state in enumerate(states):
@@ -86,13 +88,50 @@ def _adjusts(state: SamplingState) -> bool:
     )
 
 
+def _warn(raw: Tensor, rows: list[int], states: Sequence[SamplingState]) -> None:
+    """Say that these rows are not finite: once for a request, not once for each of its tokens."""
+    new = [i for i in rows if not states[i].warned]
+    for i in new:
+        states[i].warned = True
+    if any(not raw[i].isfinite().all() for i in new):
+        logger.warning("The model's logits are not finite, the text may be garbled: try --dtype bfloat16 or float32.")
+    elif new:
+        logger.warning("A request's repetition_penalty takes logits beyond float32's range: its text may be garbled.")
+
+
+def _add_biases(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    """Add the `logit_bias` of each request in place, for all rows that share one (the choices of a request) at once."""
+    rows_of: dict[int, tuple[list[int], LogitBias]] = {}
+    for i, state in enumerate(states):
+        if isinstance(state.params.logit_bias, LogitBias):
+            rows_of.setdefault(id(state.params.logit_bias), ([], state.params.logit_bias))[0].append(i)
+    for rows, biases in rows_of.values():
+        ids, bias = _bias(biases, logits)
+        if ids is None:
+            logits[rows] += bias
+        else:
+            logits[_column(rows, logits, torch.long), ids] += bias
+
+
+def _bias(biases: LogitBias, logits: Tensor) -> tuple[Tensor | None, Tensor]:
+    """A request's biases, and the ids that they belong to: `[k]` each; or `None` and a whole row, where they are many.
+
+    Made once: a bias for every token of the vocabulary takes longer to bring here than to add.
+    """
+    key = (logits.device, vocab_size := logits.shape[1])
+    if key not in biases.memo:
+        ids = _ids(biases, logits[0])
+        values = torch.tensor([bias for i, bias in biases.items() if i < vocab_size], device=logits.device)
+        whole = torch.zeros(vocab_size, device=logits.device).index_put_((ids,), values)
+        biases.memo[key] = (ids, values) if len(ids) * FEW < vocab_size else (None, whole)
+    return biases.memo[key]
+
+
 def _adjust(row: Tensor, state: SamplingState) -> None:
-    """Apply what belongs to one request alone, in place: mask, bias, penalties."""
+    """Apply what belongs to one request alone, in place: mask, penalties."""
     params = state.params
     if len(state.output_token_ids) < params.min_tokens and state.end_token_ids:
         row[_ids(state.end_token_ids, row)] = -torch.inf
-    if params.logit_bias:
-        row[_ids(params.logit_bias, row)] += torch.tensor([*params.logit_bias.values()], device=row.device)
     if params.repetition_penalty != 1.0:
         # Keskar et al., 2019: scores are divided or multiplied so that both signs move down.
         seen = _ids({*state.prompt_token_ids, *state.output_token_ids}, row)
@@ -199,7 +238,7 @@ def _logprobs(raw: Tensor, token_ids: list[int], states: Sequence[SamplingState]
     return out
 
 
-def _column(values: list[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
 
 

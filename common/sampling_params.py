@@ -14,11 +14,24 @@ from typing import Any
 from common.errors import RequestError, shown
 
 FinishReason = tuple[str, int | str | None]  # finish_reason and stop_reason, as CompletionOutput has them
+DEFAULT_MAX_TOKENS = 16  # vLLM's, and OpenAI's for completions
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit for top_logprobs
 MAX_N = 128  # OpenAI's limit; every choice takes memory of its own
 MAX_STOPS = 1024  # of each kind; every step looks for all of them
 MAX_STOP_LEN = 1024  # characters
+TOKEN_ID = re.compile("-?[0-9]{1,19}")  # as a key of JSON
 GREEDY_BELOW = 1e-5  # temperatures below it are 0: dividing by them would say nothing but argmax
+
+
+class LogitBias(dict[int, float]):
+    """A request's checked `logit_bias`, which never changes; it may be on every token of the vocabulary.
+
+    So `memo` keeps what others have made of it or found out about it, lest they do it again for each choice and token.
+    """
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        super().__init__(biases)
+        self.memo: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +50,7 @@ class SamplingParams:
         default=0.0, metadata={"help": "keep tokens at least this likely, relative to the likeliest one"}
     )
     max_tokens: int | None = field(
-        default=16, metadata={"help": "most tokens to generate; they must fit into the context"}
+        default=DEFAULT_MAX_TOKENS, metadata={"help": "most tokens to generate; they must fit into the context"}
     )
     min_tokens: int = field(default=0, metadata={"help": "no end of any kind before this many tokens"})
     stop: str | Sequence[str] | None = field(default=(), metadata={"help": "end before this text (may be repeated)"})
@@ -72,8 +85,11 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1)
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            most = shown(self.max_tokens) + (
+                ", which it is unless given" if self.max_tokens == DEFAULT_MAX_TOKENS else ""
+            )
             raise RequestError(
-                f"min_tokens ({shown(self.min_tokens)}) must not be above max_tokens ({shown(self.max_tokens)}).",
+                f"min_tokens ({shown(self.min_tokens)}) must not be above max_tokens ({most}).",
                 param="min_tokens",
             )
         if self.seed is not None:
@@ -103,7 +119,8 @@ class SamplingState:
 
     The lists are the request's own, not copies: they grow as tokens are appended. `end_token_ids` maps every id that
     ends this request to the `stop_reason` it gives, which is `None` for the model's first end token and the id itself
-    for any other (as in vLLM); with `ignore_eos` only the caller's `stop_token_ids` are in it.
+    for any other (as in vLLM); with `ignore_eos` only the caller's `stop_token_ids` are in it. `warned` is set once the
+    log says that its logits are not finite.
     """
 
     params: SamplingParams
@@ -111,6 +128,7 @@ class SamplingState:
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     end_token_ids: dict[int, int | None]
+    warned: bool = False
 
     @classmethod
     def create(
@@ -191,7 +209,9 @@ def check_request(
             code="context_length_exceeded",
         )
     check_token_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
-    check_token_ids("logit_bias", params.logit_bias or (), vocab_size)
+    if isinstance(params.logit_bias, LogitBias) and vocab_size not in params.logit_bias.memo:
+        check_token_ids("logit_bias", params.logit_bias, vocab_size)
+        params.logit_bias.memo[vocab_size] = "checked"
 
 
 def check_token_ids(name: str, token_ids: Sequence[int] | Mapping[int, Any], vocab_size: int) -> None:
@@ -262,7 +282,7 @@ def _token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _logit_bias(logit_bias: object) -> dict[int, float] | None:
+def _logit_bias(logit_bias: object) -> LogitBias | None:
     if logit_bias is None:
         return None
     if not isinstance(logit_bias, Mapping):
@@ -270,8 +290,9 @@ def _logit_bias(logit_bias: object) -> dict[int, float] | None:
     biases = {}
     for key, bias in logit_bias.items():
         # JSON has only string keys.
-        if type(key) is not int and not (isinstance(key, str) and re.fullmatch("-?[0-9]{1,19}", key)):
+        if type(key) is not int and not (isinstance(key, str) and TOKEN_ID.fullmatch(key)):
             raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id.", param="logit_bias")
-        _number("logit_bias", bias, -100.0, 100.0)
+        if type(bias) is not float or not -100.0 <= bias <= 100.0:  # else it is right, as it is for a whole vocabulary
+            _number("logit_bias", bias, -100.0, 100.0)
         biases[int(key)] = float(bias)
-    return biases or None
+    return LogitBias(biases) if biases else None

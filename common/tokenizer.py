@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+MAX_LINE = 200  # characters of what a chat template says is wrong
 BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how SentencePiece writes a token that is one raw byte
 
 
@@ -240,13 +241,12 @@ class Tokenizer:
                 continue_final_message=continue_final_message,
                 **template_kwargs,
             )
-        except RecursionError:
-            message = "chat_template_kwargs are nested too deeply."
         except TemplateError as error:  # what a template's raise_exception(...) raises, too
-            message = f"The model's chat template does not accept these messages: {error}"
-        except (TypeError, ValueError) as error:
-            # transformers' own; its first sentence says why, what follows may be the whole chat.
-            message = f"The model's chat template cannot render these messages: {str(error).split('! ')[0]}"
+            message = f"The model's chat template does not accept these messages: {_line(error)}"
+        except Exception as error:
+            # A template is a program: it may divide by zero or call itself for ever. And transformers has errors of its
+            # own: the first sentence says why, what follows may be the whole chat.
+            message = f"The model's chat template failed on these messages ({type(error).__name__}): {_line(error)}"
         raise RequestError(message, param="messages")
 
     def _raw_bytes(self, token_id: int) -> bytes | None:
@@ -285,3 +285,9 @@ class Tokenizer:
             if piece.isascii() and piece.isalnum() and token_id not in self.special_token_ids:
                 return [token_id]
         return []
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line and not long."""
+    words = " ".join(str(error).split("! ")[0].split()) or "it does not say why"
+    return words if len(words) <= MAX_LINE else f"{words[:MAX_LINE]}..."

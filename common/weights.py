@@ -8,7 +8,10 @@ absent matrix still writes fluent nonsense. Changes in no milestone.
 
 import importlib.util
 import json
+import math
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,7 @@ from tqdm import tqdm
 
 from common.config import ModelConfig
 from common.errors import ModelError
+from common.units import format_bytes
 
 if TYPE_CHECKING:
     from safetensors import safe_open
@@ -35,6 +39,7 @@ FUSED = {
     "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "down_proj": ("mlp.down_proj",),
 }
+OLD_BUFFERS = tuple(f".rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
 
 
 def resolve(model: str | Path | None, *, with_weights: bool = True) -> Path:
@@ -56,7 +61,7 @@ def resolve(model: str | Path | None, *, with_weights: bool = True) -> Path:
         raise ModelError(f"There is no folder {model}: check the path given as --model.") from None
     if path.is_dir():
         return path
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"There is no file {path}: check the path given as --model.")
         return _gguf_folder(path)
@@ -81,6 +86,7 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
     Raises:
         ModelError: a file is missing or truncated, or the tensors are not the ones that `config` implies.
     """
+    check_memory(config, device, dtype)
     files = _tensor_files(folder)
     shapes = expected_shapes(config)
     _check_names(folder, set(files), set(shapes), config)
@@ -89,7 +95,13 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
     shards = _open_all(set(files.values()))
     for name, sources in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None, delay=1.0):
         rows = sum(shapes[source][0] for source in sources)
-        target = torch.empty((rows, *shapes[sources[0]][1:]), dtype=dtype, device=device)
+        try:
+            target = torch.empty((rows, *shapes[sources[0]][1:]), dtype=dtype, device=device)
+        except RuntimeError:
+            raise ModelError(
+                f"{folder} does not fit into what is free of the memory on {device}: choose a smaller model, or a "
+                "smaller dtype."
+            ) from None
         start = 0
         for source in sources:
             tensor = shards[files[source]].get_tensor(source)  # memory-mapped: no copy of its own
@@ -104,6 +116,22 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
     if config.tie_word_embeddings:
         weights["lm_head"] = weights["embed_tokens"]
     return weights
+
+
+def check_memory(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise a `ModelError` where the weights are larger than all the memory that the device has, free or not."""
+    one, two = (sum(map(math.prod, expected_shapes(replace(config, num_layers=n)).values())) for n in (1, 2))
+    needed = (one + (two - one) * (config.num_layers - 1)) * dtype.itemsize
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > total:
+        raise ModelError(
+            f"The weights of this shape (config.json) need {format_bytes(needed)} in "
+            f"{str(dtype).removeprefix('torch.')}, more than the {format_bytes(total)} of memory on {device}: choose a "
+            "smaller model, or a smaller dtype."
+        )
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -163,7 +191,9 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     try:
         weight_map: dict[str, str] = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
         shard_files = {folder / file for file in weight_map.values()}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+    except OSError as error:
+        raise ModelError(f"{index_file} cannot be read ({error.strerror}): download it again.") from None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{index_file} is damaged: download it again.") from None
     absent = sorted(file.name for file in shard_files if not file.exists())
     if absent:
@@ -180,7 +210,7 @@ def _check_names(folder: Path, found: set[str], expected: set[str], config: Mode
     # Two kinds of surplus are harmless: an output head stored beside the embeddings that it is tied to, and buffers
     # that old versions of transformers saved and that are computed anew.
     harmless = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    surplus = sorted(name for name in found - expected - harmless if not name.endswith("rotary_emb.inv_freq"))
+    surplus = sorted(name for name in found - expected - harmless if not name.endswith(OLD_BUFFERS))
     if surplus:
         raise ModelError(
             f"{folder} holds tensors that a Llama of this config.json does not have ({_list(surplus)}): leaving them "
@@ -198,6 +228,8 @@ def _open_all(files: set[Path]) -> "dict[Path, safe_open]":
             shards[file] = safe_open(file, framework="pt")
         except SafetensorError as error:
             raise ModelError(f"{file} is truncated or damaged ({error}): download it again.") from None
+        except OSError as error:
+            raise ModelError(f"{file} cannot be read ({error.strerror or error}): download it again.") from None
     return shards
 
 

@@ -42,11 +42,12 @@ def _generate(args: argparse.Namespace) -> None:
 
     from rich.console import Console
 
-    from .llm import LLM
-
     console = Console(stderr=True, highlight=False)
     console.print("Loading the model...", style="dim")  # no spinner: it would fight with the loaders' progress bars
-    llm = LLM(**dataclasses.asdict(engine_args))
+    with cli.loading():
+        from .llm import LLM
+
+        llm = LLM(**dataclasses.asdict(engine_args))
     dtype = str(llm.model.dtype).removeprefix("torch.")
     console.print(f"{dtype} on {llm.model.device}, up to {llm.max_model_len} tokens a request", style="dim")
     rows = []

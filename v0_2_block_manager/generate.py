@@ -43,12 +43,13 @@ def _generate(args: argparse.Namespace) -> None:
 
     from rich.console import Console
 
-    from .llm import LLM
-    from .show_blocks import show_blocks
-
     console = Console(stderr=True, highlight=False)
     console.print("Loading the model...", style="dim")  # no spinner: it would fight with the loaders' progress bars
-    llm = LLM(**dataclasses.asdict(engine_args))
+    with cli.loading():
+        from .llm import LLM
+        from .show_blocks import show_blocks
+
+        llm = LLM(**dataclasses.asdict(engine_args))
     dtype = str(llm.model.dtype).removeprefix("torch.")
     console.print(f"{dtype} on {llm.model.device}, up to {llm.max_model_len} tokens a request", style="dim")
     console.print(llm.pool.explanation, style="dim")

@@ -8,10 +8,10 @@ last one is full, and gives all of them back when it ends, however it ends. v0.3
 share each pass.
 """
 
-import logging
+import contextlib
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,7 @@ from common.tokenizer import Tokenizer
 from .block_manager import BlockManager
 from .engine_args import EngineArgs
 from .kv_cache import KVCache
-from .memory import pool_size
-
-logger = logging.getLogger(__name__)
+from .memory import context_length, pool_size
 
 Messages = Sequence[dict[str, Any]]
 POOL_FULL = "The KV pool has no free block left: other streams are still open, so read them to the end or close them."
@@ -83,14 +81,8 @@ class LLM:
             self.attention,
         )
         self.block_manager = BlockManager(self.pool.num_blocks, args.block_size)
-        self.max_model_len = loading.context_length(args.max_model_len, self.model, self.pool.max_context)
+        self.max_model_len = context_length(args, self.model, self.pool)
         self.max_request_len = min(self.max_model_len, self.pool.num_tokens + 1)  # the last token needs no KV
-        if self.max_model_len > self.pool.num_tokens:
-            logger.warning(
-                "max_model_len is %d, but the KV pool holds %d tokens: longer requests are refused one by one.",
-                self.max_model_len,
-                self.pool.num_tokens,
-            )
         self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
         self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
         self._seeds = random.Random(args.seed)
@@ -172,27 +164,36 @@ class LLM:
 
     def _collect(self, request: Request) -> RequestOutput:
         choices = [CompletionOutput(index) for index in range(request.params.n)]
-        for output in self._run(request):
-            for delta in output.outputs:
-                choices[delta.index].extend(delta)
+        with contextlib.closing(self._run(request)) as outputs:  # an interrupt here leaves the blocks at once, too
+            for output in outputs:
+                for delta in output.outputs:
+                    choices[delta.index].extend(delta)
         output.outputs = choices
         return output
 
-    def _run(self, request: Request) -> Iterator[RequestOutput]:
+    def _run(self, request: Request) -> Generator[RequestOutput, None, None]:
         metrics = RequestMetrics(request.arrival_time)
         for index in range(request.params.n):
             if not self.block_manager.can_allocate(len(request.prompt_token_ids)):
                 raise RequestError(POOL_FULL)
-            self.block_manager.allocate(request.request_id, len(request.prompt_token_ids))
-            try:
+            # Twice, as Ctrl-C may come while the inner one takes the blocks back.
+            with self._owning_blocks(request.request_id), self._owning_blocks(request.request_id):
+                self.block_manager.allocate(request.request_id, len(request.prompt_token_ids))
                 for delta in self._complete(request, index, metrics):
                     finished = delta.finish_reason is not None and index == request.params.n - 1
                     yield RequestOutput(
                         request.request_id, request.prompt, request.prompt_token_ids, [delta], finished, metrics
                     )
-            finally:
-                # However the choice ended: finished, left by its reader, or failed.
                 self.block_manager.free(request.request_id)
+
+    @contextlib.contextmanager
+    def _owning_blocks(self, request_id: str) -> Iterator[None]:
+        """Take a request's blocks back if it is left by its reader, fails, or is interrupted by Ctrl-C at any line."""
+        try:
+            yield
+        except BaseException:
+            self.block_manager.reclaim(request_id)
+            raise
 
     def _complete(self, request: Request, index: int, metrics: RequestMetrics) -> Iterator[CompletionOutput]:
         """The loop: compute one choice of a request, a token at a time."""

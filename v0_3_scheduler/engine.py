@@ -6,7 +6,6 @@ It wires the rooms together and knows no torch: `model_runner` and `kv_cache` do
 made. v0.4 drives it from a thread of its own.
 """
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -21,15 +20,13 @@ from common.sampling_params import SamplingParams, SamplingState, check_request
 
 from .block_manager import BlockManager
 from .engine_args import EngineArgs
-from .output_processor import OutputProcessor, Parent
+from .output_processor import OutputProcessor, Parent, Snapshot
 from .request import Request
 from .scheduler import Scheduler, SchedulerOutput
 
 if TYPE_CHECKING:
     from common.llama import Model
     from common.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -51,7 +48,7 @@ class LLMEngine:
         from common.attention import select_backend
 
         from .kv_cache import KVCache
-        from .memory import pool_size
+        from .memory import context_length, pool_size
         from .model_runner import ModelRunner
 
         args = EngineArgs(**engine_args)
@@ -61,13 +58,7 @@ class LLMEngine:
         loading.check_max_model_len(args.max_model_len, self.model)
         self.pool = pool_size(args, self.model, attention)
         kv_cache = KVCache(config, self.pool.num_blocks, args.block_size, device, dtype, attention)
-        self.max_model_len = loading.context_length(args.max_model_len, self.model, self.pool.num_tokens)
-        if self.max_model_len > self.pool.num_tokens:
-            logger.warning(
-                "max_model_len is %d, but the KV pool holds %d tokens: longer requests are refused one by one.",
-                self.max_model_len,
-                self.pool.num_tokens,
-            )
+        self.max_model_len = context_length(args, self.model, self.pool)
         self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
         self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
         self.scheduler = Scheduler(
@@ -124,29 +115,44 @@ class LLMEngine:
             for index in range(sampling_params.n)
         ]
         text = prompt if isinstance(prompt, str) else None
-        self.output_processor.add(
-            Parent(request_id, text, token_ids, RequestMetrics(time.perf_counter()), set()), children
-        )
-        for child in children:
-            self.scheduler.add(child)
+        parent = Parent(request_id, text, token_ids, RequestMetrics(time.perf_counter()), set())
+        try:
+            self.output_processor.add(parent, children)
+            for child in children:
+                self.scheduler.add(child)
+        except BaseException:  # Ctrl-C, here and below: it may come at any line, and leaves nothing half-done behind
+            self.abort_request(request_id)
+            raise
 
     def abort_request(self, request_id: str) -> None:
         """End a request, wherever it is; one that has ended already, or never was, is no error."""
-        self.scheduler.finish_requests(self.output_processor.abort(request_id))
+        try:
+            self.scheduler.finish_requests(self.output_processor.abort(request_id))
+        except BaseException:
+            self.output_processor.abort(request_id)
+            self.scheduler.restart(self.output_processor.requests())
+            raise
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would have anything to do."""
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the deltas of the requests that got a token. Without requests it does nothing."""
-        scheduled = self.scheduler.schedule()
+        """Compute one step; returns the deltas of the requests that got a token. Without requests it does nothing.
+
+        A step that is cut short, by an error or at any line by Ctrl-C, has not happened: the next one begins where it
+        began.
+        """
+        before: Snapshot = []
         try:
+            scheduled = self.scheduler.schedule()
             sampled = self.model_runner.run(scheduled)
+            before = self.output_processor.snapshot(scheduled.requests)
+            self.scheduler.update(scheduled, {request_id: token_id for request_id, (token_id, _) in sampled.items()})
+            if self.on_step is not None:
+                self.on_step(scheduled)
+            return self.output_processor.process(scheduled, sampled)
         except BaseException:
-            self.scheduler.preempt_all()  # whoever steps again begins where this step began
+            self.output_processor.rewind(before)
+            self.scheduler.restart(self.output_processor.requests())
             raise
-        self.scheduler.update(scheduled, {request_id: token_id for request_id, (token_id, _) in sampled.items()})
-        if self.on_step is not None:
-            self.on_step(scheduled)
-        return self.output_processor.process(scheduled, sampled)

@@ -5,10 +5,12 @@ the system's memory is not ours to fill, so the pool is 1 GiB unless told otherw
 full of prompts, that of the most decodes gathers up to twice the blocks of a layer: both must have room.
 """
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
+from common import loading
 from common.attention import AttentionBackend
 from common.errors import ModelError
 from common.llama import Model
@@ -18,6 +20,8 @@ from common.units import format_bytes, parse_bytes
 
 from .engine_args import EngineArgs
 from .kv_cache import MOST_PADDING, KVCache
+
+logger = logging.getLogger(__name__)
 
 CPU_POOL_BYTES = 2**30
 
@@ -53,6 +57,22 @@ def pool_size(args: EngineArgs, model: Model, attention: AttentionBackend) -> Po
             "more memory."
         )
     return _describe(args, model, num_blocks, f"{format_bytes(memory)}, {reason}")
+
+
+def context_length(args: EngineArgs, model: Model, pool: PoolSize) -> int:
+    """The longest prompt plus output; a warning says so where the pool holds less than was asked for.
+
+    Raises:
+        ModelError: the model was not trained for so many.
+    """
+    max_model_len = loading.context_length(args.max_model_len, model, pool.num_tokens)
+    if max_model_len > pool.num_tokens:
+        logger.warning(
+            "max_model_len is %d, but the KV pool holds %d tokens: longer requests are refused one by one.",
+            max_model_len,
+            pool.num_tokens,
+        )
+    return max_model_len
 
 
 def bytes_per_block(args: EngineArgs, model: Model) -> int:

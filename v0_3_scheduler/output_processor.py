@@ -6,6 +6,7 @@ they add in a step goes out as one `RequestOutput` of deltas.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.detokenizer import Detokenizer
 from common.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
@@ -24,6 +25,19 @@ class Parent:
     prompt_token_ids: list[int]
     metrics: RequestMetrics
     unfinished: set[str]
+    aborted: bool = False
+
+
+class Child(NamedTuple):
+    """One of its choices."""
+
+    parent: Parent
+    choice: int  # its index among them
+    request: Request
+    detokenizer: Detokenizer
+
+
+Snapshot = list[tuple[Child, int]]  # children, and how many output tokens each of them had
 
 
 class OutputProcessor:
@@ -37,15 +51,18 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer, finish_requests: Callable[[list[str]], None]) -> None:
         self.tokenizer, self.finish_requests = tokenizer, finish_requests
         self.parents: dict[str, Parent] = {}
-        self._children: dict[str, tuple[Parent, int, Detokenizer]] = {}
+        self._children: dict[str, Child] = {}  # in the order of arrival
 
     def add(self, parent: Parent, children: list[Request]) -> None:
         """Expect tokens for these children; a child's place in the list is the index of its choice."""
+        parent.unfinished.update(child.request_id for child in children)
         self.parents[parent.request_id] = parent
         for index, child in enumerate(children):
-            detokenizer = Detokenizer(self.tokenizer, parent.prompt_token_ids, child.sampling.params)
-            self._children[child.request_id] = (parent, index, detokenizer)
-            parent.unfinished.add(child.request_id)
+            self._children[child.request_id] = self._child(parent, index, child)
+
+    def requests(self) -> list[Request]:
+        """The children that have not ended, in the order of arrival."""
+        return [child.request for child in self._children.values()]
 
     def process(
         self, scheduled: SchedulerOutput, sampled: Mapping[str, tuple[int, TokenLogprobs | None]]
@@ -55,7 +72,7 @@ class OutputProcessor:
         for request in scheduled.requests:
             if request.request_id not in sampled or request.request_id not in self._children:  # aborted meanwhile
                 continue
-            parent, index, detokenizer = self._children[request.request_id]
+            parent, index, _, detokenizer = self._children[request.request_id]
             token_id, logprobs = sampled[request.request_id]
             text, finish = detokenizer.step([token_id], request.finish)
             if detokenizer.stop_reason is not None:
@@ -72,11 +89,35 @@ class OutputProcessor:
 
     def abort(self, request_id: str) -> list[str]:
         """Forget a caller's request; returns the children that still ran. An id that is not here has none."""
-        parent = self.parents.pop(request_id, None)
+        parent = self.parents.get(request_id)
         children = sorted(parent.unfinished) if parent is not None else []
         for child in children:
-            del self._children[child]
+            self._children.pop(child, None)  # it may be gone, where an abort was cut short
+        if parent is not None:
+            parent.aborted = True
+            self.parents.pop(request_id, None)
         return children
+
+    def snapshot(self, requests: list[Request]) -> Snapshot:
+        """What `rewind` needs to know of a step's requests, before the step's tokens are taken in."""
+        return [(self._children[r.request_id], len(r.sampling.output_token_ids)) for r in requests]
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Undo a step that was cut short at any line: nothing of it has been told to anybody."""
+        snapshot = [entry for entry in snapshot if not entry[0].parent.aborted]  # from within the step
+        for (parent, _, request, _), num_tokens in snapshot:
+            del request.sampling.output_token_ids[num_tokens:]
+            request.finish = None
+            self.parents[parent.request_id] = parent
+            parent.unfinished.add(request.request_id)
+        # A step's requests have arrived before all others. Their detokenizers may have stopped half-way.
+        again = {child.request.request_id: self._child(*child[:3]) for child, _ in snapshot}
+        self._children = again | {id_: child for id_, child in self._children.items() if id_ not in again}
+
+    def _child(self, parent: Parent, index: int, request: Request) -> Child:
+        detokenizer = Detokenizer(self.tokenizer, parent.prompt_token_ids, request.sampling.params)
+        detokenizer.append(request.sampling.output_token_ids)  # none, unless a step is undone
+        return Child(parent, index, request, detokenizer)
 
     def _output(self, parent: Parent, outputs: list[CompletionOutput]) -> RequestOutput:
         parent.metrics.record_step()

@@ -76,6 +76,18 @@ class BlockManager:
         self._free.extend(reversed(table))
         del self._tables[request_id], self._num_tokens[request_id]
 
+    def reclaim(self, request_id: str | None = None) -> None:
+        """Take all blocks of a request back (without a name: of all), though a verb was cut short at any line of it.
+
+        An error, or Ctrl-C, may leave a block in two places or in none. Free is then whatever no other table holds: to
+        know that takes a look at the whole pool, which `free` can do without.
+        """
+        for cut_short in {*self._tables, *self._num_tokens} if request_id is None else {request_id}:
+            self._tables.pop(cut_short, None)
+            self._num_tokens.pop(cut_short, None)
+        owned = {block for table in self._tables.values() for block in table}
+        self._free = deque(block for block in range(self.num_blocks) if block not in owned)
+
     def block_table(self, request_id: str) -> list[int]:
         """The blocks of a request in the order of its tokens; a copy."""
         return list(self._table(request_id))

@@ -21,7 +21,7 @@ from common.sampling_params import SamplingParams, SamplingState, check_request
 
 from .block_manager import BlockManager
 from .engine_args import EngineArgs, shape_folder
-from .output_processor import OutputProcessor, Parent
+from .output_processor import OutputProcessor, Parent, Snapshot
 from .request import Request, RequestStatus
 from .scheduler import Scheduler, SchedulerOutput
 
@@ -53,7 +53,7 @@ class LLMEngine:
         from common.attention import select_backend
 
         from .kv_cache import KVCache
-        from .memory import pool_size
+        from .memory import context_length, pool_size
         from .model_runner import ModelRunner
 
         args = EngineArgs(**engine_args)
@@ -67,13 +67,7 @@ class LLMEngine:
         loading.check_max_model_len(args.max_model_len, self.model)
         self.pool = pool_size(args, self.model, attention)
         kv_cache = KVCache(config, self.pool.num_blocks, args.block_size, device, dtype, attention)
-        self.max_model_len = loading.context_length(args.max_model_len, self.model, self.pool.num_tokens)
-        if self.max_model_len > self.pool.num_tokens:
-            logger.warning(
-                "max_model_len is %d, but the KV pool holds %d tokens: longer requests are refused one by one.",
-                self.max_model_len,
-                self.pool.num_tokens,
-            )
+        self.max_model_len = context_length(args, self.model, self.pool)
         self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
         self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
         self.scheduler = Scheduler(
@@ -136,25 +130,46 @@ class LLMEngine:
         ]
         text = prompt if isinstance(prompt, str) else None
         metrics = RequestMetrics(time.perf_counter() if arrival_time is None else arrival_time)
-        self.output_processor.add(Parent(request_id, text, token_ids, metrics, set()), children)
-        for child in children:
-            self.scheduler.add(child)
+        parent = Parent(request_id, text, token_ids, metrics, set())
+        try:
+            self.output_processor.add(parent, children)
+            for child in children:
+                self.scheduler.add(child)
+        except BaseException:  # Ctrl-C, here and below: it may come at any line, and leaves nothing half-done behind
+            self.abort_request(request_id)
+            raise
 
     def abort_request(self, request_id: str) -> None:
         """End a request, wherever it is; one that has ended already, or never was, is no error."""
-        self.scheduler.finish_requests(self.output_processor.abort(request_id))
+        try:
+            self.scheduler.finish_requests(self.output_processor.abort(request_id))
+        except BaseException:
+            self.output_processor.abort(request_id)
+            self.scheduler.restart(self.output_processor.requests())
+            raise
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would have anything to do."""
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the deltas of the requests that got a token. Without requests it does nothing."""
-        scheduled, sampled = self._run(self.scheduler.schedule())
-        self.scheduler.update(scheduled, {request_id: token_id for request_id, (token_id, _) in sampled.items()})
-        if self.on_step is not None:
-            self.on_step(scheduled)
-        return self.output_processor.process(scheduled, sampled)
+        """Compute one step; returns the deltas of the requests that got a token. Without requests it does nothing.
+
+        A step that is cut short, by an error or at any line by Ctrl-C, has not happened: the next one begins where it
+        began.
+        """
+        before: Snapshot = []
+        try:
+            scheduled, sampled = self._run(self.scheduler.schedule())
+            before = self.output_processor.snapshot(scheduled.requests)
+            self.scheduler.update(scheduled, {request_id: token_id for request_id, (token_id, _) in sampled.items()})
+            if self.on_step is not None:
+                self.on_step(scheduled)
+            return self.output_processor.process(scheduled, sampled)
+        except BaseException:
+            self.output_processor.rewind(before)
+            self.scheduler.restart(self.output_processor.requests())
+            raise
 
     def _run(self, scheduled: SchedulerOutput) -> "tuple[SchedulerOutput, dict[str, Sampled]]":
         """Compute a step; returns what of it was computed, and the tokens.
@@ -168,7 +183,6 @@ class LLMEngine:
             return scheduled, self.model_runner.run(scheduled)
         except BaseException as error:
             if self.on_failure is None or not isinstance(error, Exception):
-                self.scheduler.preempt_all()  # whoever steps again begins where this step began
                 raise
             logger.exception("A step of %d requests failed.", len(scheduled.requests))
             if len(scheduled.requests) == 1:

@@ -66,10 +66,11 @@ def _answer(
     console: "Console",
     jsonl: TextIO | None,
 ) -> None:
-    from .llm import LLM
-
     console.print("Loading the model...", style="dim")  # no spinner: it would fight with the loaders' progress bars
-    llm = LLM(**dataclasses.asdict(engine_args))
+    with cli.loading():
+        from .llm import LLM
+
+        llm = LLM(**dataclasses.asdict(engine_args))
     longest = min(llm.max_model_len, llm.engine.scheduler.max_request_len)
     dtype = str(llm.engine.model.dtype).removeprefix("torch.")
     console.print(f"{dtype} on {llm.engine.model.device}, up to {longest} tokens a request", style="dim")

@@ -120,10 +120,13 @@ class Scheduler:
                 request.finish = request.sampling.finish_reason(self.max_request_len)
         self.finish_requests([request.request_id for request in scheduled.requests if request.finish is not None])
 
-    def preempt_all(self) -> None:
-        """Send everybody who runs back to the queue, in order: their step has failed, and nothing of it counts."""
-        while self.running:
-            self._preempt_newest()
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Let all of these wait, in order, to compute again, and know no others: a verb was cut short at any line."""
+        self.block_manager.reclaim()
+        self.running, self.waiting = [], deque(requests)
+        for request in self.waiting:
+            request.num_preemptions += request.num_computed_tokens > 0
+            request.status, request.num_computed_tokens = RequestStatus.WAITING, 0
 
     def finish_requests(self, request_ids: Iterable[str]) -> None:
         """End requests wherever they are, and take their blocks back; an id that is not here is no error."""

@@ -11,20 +11,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ModelError
+from common.errors import ModelError, shown
+from common.gguf.types import check_type
 
-# 0 (or false) means "unused" for each of them.
-_REFUSED_KEYS = (
-    "llama.expert_count",
-    "llama.attention.sliding_window",
-    "llama.attention.clamp_kqv",
-    "llama.attention.scale",
-    "llama.logit_scale",
-    "llama.residual_scale",
-    "llama.embedding_scale",
-    "llama.attn_logit_softcapping",
-    "llama.final_logit_softcapping",
+# The keys that are read, here or elsewhere, and those that change no logits. Any other key of `llama.*` may: experts,
+# windows, scales, whatever is invented next. It is refused, unless its value says "unused".
+_READ_KEYS = frozenset(
+    f"llama.{name}"
+    for name in (
+        *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+        *("attention.causal", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+        *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
+        *("rope.scaling.original_context_length", "rope.scaling.finetuned"),  # of YaRN, and for people
+        *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+        "tensor_data_layout",  # the order of the rows of q and k, which is the same in all Llamas
+    )
 )
+_UNUSED = {  # besides 0, false and what is empty
+    "llama.rope.scaling.attn_factor": 1,
+    "llama.rope.scaling.yarn_attn_factor": 1,
+    "llama.rope.scaling.yarn_ext_factor": -1,
+    "llama.logit_scale": 1,
+    "llama.residual_scale": 1,
+    "llama.embedding_scale": 1,
+}
 # llama.cpp's converter keeps only the factors that it computes from a checkpoint's llama3 rope scaling. All of Meta's
 # releases have these three numbers in common, so that one unknown is left, and the factors tell whether it was so.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, ORIGINAL_MAX_POSITION_EMBEDDINGS = 1.0, 4.0, 8192
@@ -63,17 +74,26 @@ def check_supported(metadata: Metadata) -> None:
     Raises:
         ModelError: it is one part of several, of another architecture, or has a feature beyond Hugging Face's Llama.
     """
-    if metadata.get("split.count", 1) > 1:
+    if check_type("split.count", metadata.get("split.count", 1)) > 1:
         raise ModelError(
             f"it is one of {metadata['split.count']} parts: merge them first, with llama.cpp's "
             "`llama-gguf-split --merge FIRST_PART OUTPUT`."
         )
     architecture = metadata["general.architecture"]
     if architecture != "llama":
-        raise ModelError(f"its architecture is {architecture!r}, and only 'llama' is supported: choose another model.")
-    for key in _REFUSED_KEYS:
-        if metadata.get(key):
-            raise ModelError(f"it has {key} = {metadata[key]}, which is not supported: choose another model.")
+        raise ModelError(
+            f"its architecture is {shown(architecture)}, and only 'llama' is supported (general.architecture): choose "
+            "another model."
+        )
+    if metadata.get("general.type", "model") != "model":
+        raise ModelError(f"it holds no model (general.type is {shown(metadata['general.type'])}): choose another file.")
+    for key, value in metadata.items():
+        check_type(key, value)
+        is_used = value and value != _UNUSED.get(key)
+        if key.startswith("llama.") and is_used and key not in _READ_KEYS:
+            raise ModelError(f"it has {key} = {shown(value)}, which is not supported: choose another model.")
+    if not metadata.get("llama.attention.causal", True):
+        raise ModelError("it has llama.attention.causal = False, which is not supported: choose another model.")
 
 
 def build_config(
@@ -92,6 +112,22 @@ def build_config(
     """
     hidden_size, num_heads = metadata["llama.embedding_length"], _number_of_heads(metadata, "head_count")
     head_dim = metadata.get("llama.attention.key_length", hidden_size // num_heads)
+    if head_dim < 1:
+        raise ModelError(
+            f"its llama.embedding_length is {hidden_size}, too little for {num_heads} heads "
+            "(llama.attention.head_count): download it again."
+        )
+    num_kv_heads = _number_of_heads(metadata, "head_count_kv", default=num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"its {num_heads} heads of {head_dim} (llama.attention.head_count, key_length) must be a multiple of its "
+            f"{num_kv_heads} KV heads (llama.attention.head_count_kv), and of an even size: download it again."
+        )
+    if metadata["llama.block_count"] > len(shapes):
+        raise ModelError(
+            f"its llama.block_count is {metadata['llama.block_count']}, but it has only {len(shapes)} tensors: "
+            "download it again."
+        )
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if metadata.get(key, head_dim) != head_dim:
             raise ModelError(
@@ -108,7 +144,7 @@ def build_config(
         "intermediate_size": metadata["llama.feed_forward_length"],
         "num_hidden_layers": metadata["llama.block_count"],
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _number_of_heads(metadata, "head_count_kv", default=num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata["llama.context_length"],
         "hidden_act": "silu",

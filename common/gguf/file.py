@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1  # part of the cached folder's name: raise it whenever the same file would convert differently
+FORMAT_VERSION = 2  # part of the cached folder's name: raise it whenever the same file would convert differently
 SAMPLE_BYTES = 1024**2  # hashed of the file's begin, of its end, and of all places between, in place of the whole file
 NUM_SAMPLES = 64  # places between: a fine-tuned model may have its base's metadata and its very last weights
 SHARD_BYTES = 2 * 1024**3  # of a safetensors file; converting needs about as much memory
@@ -68,7 +68,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
     Raises:
         ModelError: the file is damaged, or holds something that is not supported; the folder is then of no use.
     """
-    from common.gguf.tokenizer import build_tokenizer, special_token_id, tokenizer_config
+    from common.gguf.tokenizer import build_tokenizer, end_token_ids, tokenizer_config
 
     try:
         metadata, tensors = _read(gguf_file)
@@ -78,15 +78,12 @@ def convert(gguf_file: Path, folder: Path) -> None:
         )
         targets = tensor_targets(config)
         _check_tensors(tensors, targets)
-        # Chat models may end a turn and a text with different tokens; generation ends at either.
-        ends = [special_token_id(metadata, "eos"), special_token_id(metadata, "eot")]
-        eos_token_ids = [token_id for token_id in dict.fromkeys(ends) if token_id is not None]
         tokenizer = build_tokenizer(metadata)
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "config.json", config)
-        _write_json(
-            folder / "generation_config.json", {"bos_token_id": config["bos_token_id"], "eos_token_id": eos_token_ids}
-        )
+        # Chat models may end a turn and a text with different tokens; generation ends at either.
+        generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": end_token_ids(metadata)}
+        _write_json(folder / "generation_config.json", generation)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
         _write_weights(tensors, targets, folder)

@@ -24,6 +24,14 @@ LLAMA3_SPLIT = (  # from the tokenizer.json of meta-llama/Meta-Llama-3-8B
 )
 
 
+# Tokens that end a turn or a text in models of many makers: many files have one of them and no key that names it.
+# (The names by which llama.cpp finds them; those of models that are no Llamas are left out.)
+END_TOKENS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"),
+    *("<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<｜end▁of▁sentence｜>"),
+)
+
+
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build what becomes `tokenizer.json` from the file's metadata; token ids are the file's own.
 
@@ -70,6 +78,13 @@ def special_token_id(metadata: Mapping[str, Any], name: str) -> int | None:
     if token_id is not None and not 0 <= token_id < num_tokens:
         raise ModelError(f"{key} is {token_id}, but its vocabulary has {num_tokens} tokens: download it again.")
     return token_id
+
+
+def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """Every token that ends a turn or a text, by its key or by its name; the file's `eos_token_id` is the first."""
+    by_key = [special_token_id(metadata, name) for name in ("eos", "eot", "eom")]
+    by_name = [token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"]) if token in END_TOKENS]
+    return [token_id for token_id in dict.fromkeys([*by_key, *by_name]) if token_id is not None]
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -175,10 +190,11 @@ def _added_tokens(metadata: Mapping[str, Any]) -> list[AddedToken]:
     """The tokens that are found whole in the text before it is split: control tokens, and those of the model's maker.
 
     Control tokens are special, which leaves them out of decoded text. So are the tokens that end or begin a text,
-    whatever their type says: transformers makes them so when it reads `tokenizer_config.json`.
+    whatever their type says: transformers makes them so when it reads `tokenizer_config.json`, and llama.cpp by name.
     """
     config = tokenizer_config(metadata)
     roles = {config[role] for role in ("bos_token", "eos_token", "unk_token", "pad_token") if role in config}
+    roles |= {metadata["tokenizer.ggml.tokens"][token_id] for token_id in end_token_ids(metadata)}
     return [
         AddedToken(token, normalized=False, special=token_type == CONTROL or token in roles)
         for token, token_type in zip(metadata["tokenizer.ggml.tokens"], _token_types(metadata), strict=True)

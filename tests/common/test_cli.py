@@ -1,12 +1,14 @@
 """Flags made from dataclasses, and what every command line does with its caller's mistakes."""
 
 import argparse
+import contextlib
 import errno
 import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,3 +318,31 @@ print(main(["Hi", "--temperature", "9"]), "torch" in sys.modules)
     result = python(program)
     assert result.stdout == "1 False\n"
     assert result.stderr == "error: temperature must be at least 0 and at most 2, got 9.0.\n"
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises `KeyboardInterrupt`, as at a terminal; a process in the background may be told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_unt_11_an_interrupt_that_is_lost_while_loading_ends_it_all_the_same() -> None:
+    loaded = []
+
+    def load(interrupted: bool, lost: bool = False) -> None:
+        with cli.loading():
+            with contextlib.suppress(KeyboardInterrupt if lost else ()):  # as in a callback of the import system
+                if interrupted:
+                    signal.raise_signal(signal.SIGINT)
+            loaded.append((interrupted, lost))
+
+    with pytest.raises(KeyboardInterrupt):
+        load(interrupted=True, lost=True)
+    with pytest.raises(KeyboardInterrupt):
+        load(interrupted=True)
+    load(interrupted=False)
+    assert loaded == [(True, True), (False, False)]  # what is not lost ends it at once
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import common.sampling as sampling
 from common.sampling import SamplerOutput, sample, uniform
-from common.sampling_params import SamplingParams, SamplingState
+from common.sampling_params import LogitBias, SamplingParams, SamplingState
 
 INF = math.inf
 LAST = 1 - 2.0**-53  # the largest number that `uniform` returns: it draws the last token that is left
@@ -418,9 +418,10 @@ def test_smp_9_ids_beyond_a_head_that_was_cut_are_passed_over() -> None:
 
 
 def adjusted(row: Sequence[float], request: SamplingState) -> list[float]:
-    changed = rows(row)[0]
-    sampling._adjust(changed, request)
-    return [round(value, 5) for value in changed.tolist()]
+    changed = rows(row)
+    sampling._add_biases(changed, [request])
+    sampling._adjust(changed[0], request)
+    return [round(value, 5) for value in changed[0].tolist()]
 
 
 def test_repetition_penalty_moves_tokens_of_prompt_and_output_down_once_each() -> None:
@@ -613,3 +614,65 @@ def test_one_state_for_each_row_is_wanted() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.zeros(0, 5), []) == SamplerOutput([], [])
+
+
+# --- what holds for a request is done once for it
+
+
+def biased_one_by_one(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    biased = logits.clone()
+    for row, one in zip(biased, states, strict=True):
+        for token_id, bias in (one.params.logit_bias or {}).items():
+            if token_id < len(row):
+                row[token_id] += bias
+    return biased
+
+
+def test_unt_2_biases_are_added_for_all_rows_at_once_as_they_are_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(6, 600, generator=torch.Generator().manual_seed(1))
+    random_bias = random.Random(0)
+    many = SamplingParams(logit_bias={i: random_bias.uniform(-9, 9) for i in range(700)}, temperature=0)
+    few = SamplingParams(logit_bias={5: 4.5, 599: -3.0, 600: 1.0}, temperature=0)
+    plain = SamplingParams(temperature=0)
+    states = [SamplingState.create(params, [], [], i) for i, params in enumerate([many, few, plain, many, few, few])]
+    chosen: list[Tensor] = []
+    monkeypatch.setattr(sampling, "_adjust", lambda row, _: chosen.append(row.clone()))
+    sample(logits, states)
+    assert torch.equal(torch.stack(chosen), biased_one_by_one(logits, states))
+
+
+def test_unt_2_a_bias_is_made_once_for_a_request_and_not_for_each_choice_and_token() -> None:
+    class Counted(LogitBias):
+        num_reads = 0
+
+        def items(self) -> Any:
+            Counted.num_reads += 1
+            return super().items()
+
+    params = SamplingParams(n=32, logit_bias=dict.fromkeys(range(600), 0.5))
+    object.__setattr__(params, "logit_bias", Counted(params.logit_bias or {}))
+    states = [SamplingState.create(params, [], [], i) for i in range(32)]
+    for _ in range(5):
+        sample(torch.zeros(32, 600), states)
+    assert Counted.num_reads == 1
+
+
+def test_unt_60_logits_that_are_not_finite_are_told_once_for_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    nan = torch.full((2, 50), math.nan)
+    states = [state(0), state(1)]
+    for _ in range(4):
+        sample(nan, states)
+    assert [record.message[:39] for record in caplog.records] == ["The model's logits are not finite, the "]
+    sample(nan[:1], [state(2)])  # another request
+    assert len(caplog.records) == 2
+
+
+def test_unt_60_a_penalty_beyond_float32_is_told_once_and_not_as_the_models_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    penalised = state(0, output=[3], repetition_penalty=1e-300)
+    for _ in range(4):
+        sample(torch.ones(1, 50), [penalised])
+    [record] = caplog.records
+    assert "repetition_penalty" in record.message
+    assert "model's logits" not in record.message

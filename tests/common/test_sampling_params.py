@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.errors import RequestError
-from common.sampling_params import SamplingParams, SamplingState, check_request
+from common.sampling_params import LogitBias, SamplingParams, SamplingState, check_request
 
 EOS, EOT = 257, 258
 
@@ -400,3 +400,26 @@ def test_a_state_shares_the_lists_of_its_request() -> None:
     made = SamplingState.create(SamplingParams(), prompt, [EOS], seed=3)
     assert made.prompt_token_ids is prompt
     assert (made.seed, made.output_token_ids) == (3, [])
+
+
+def test_unt_2_ids_are_checked_once_for_many_prompts_and_threads() -> None:
+    class Counted(LogitBias):
+        num_reads = 0
+
+        def __iter__(self) -> Any:
+            Counted.num_reads += 1
+            return super().__iter__()
+
+    params = SamplingParams(logit_bias={1: 1.0})
+    object.__setattr__(params, "logit_bias", Counted(params.logit_bias or {}))
+    for _ in range(3):
+        check_request(4, params, vocab_size=300, max_model_len=64)
+    assert Counted.num_reads == 1
+    with pytest.raises(RequestError, match="out of vocabulary"):
+        check_request(4, params, vocab_size=1, max_model_len=64)
+    with pytest.raises(RequestError, match="out of vocabulary"):
+        check_request(4, params, vocab_size=1, max_model_len=64)
+
+
+def test_unt_60_min_tokens_above_the_default_says_that_it_is_the_default() -> None:
+    assert str(refusal(min_tokens=17)) == "min_tokens (17) must not be above max_tokens (16, which it is unless given)."

@@ -666,3 +666,17 @@ def test_every_field_with_a_value_of_each_wrong_type_is_400_or_accepted_and_neve
                 assert response.status_code in (200, 400), (name, value)
                 assert "server_error" not in response.text
     assert statuses == {200, 400, 404}
+
+
+def test_unt_23_a_chat_template_that_fails_is_a_400_that_says_how(serve_script):
+    for template, says in (("{{ 1/0 }}", "ZeroDivisionError"), ("{{ '{5}'.format(1) }}", "IndexError")):
+        tokenizer = byte_tokenizer(chat_template=template)
+        with refusing(serve_script([65], prompt_len=2, tokenizer=tokenizer)) as server:
+            refused(server.chat(), "messages", ["chat template failed", says])
+            refused(server.chat(stream=True), "messages", ["chat template failed", says])
+
+
+def test_unt_60_min_tokens_alone_is_told_of_the_default_that_it_is_above(serve_script):
+    with refusing(serve_script([65], prompt_len=2)) as server:
+        says = ["min_tokens (17)", "max_tokens, which was not sent and is 16 by default"]
+        refused(server.complete(min_tokens=17), "min_tokens", says)

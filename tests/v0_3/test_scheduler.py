@@ -208,7 +208,7 @@ def test_after_a_failed_step_everybody_waits_again_in_the_order_of_arrival():
         sched.add(request(name, 5))
     sched.schedule()
     assert [r.request_id for r in sched.running] == ["A", "B"]
-    sched.preempt_all()
+    sched.restart([*sched.running, *sched.waiting])
     assert [r.request_id for r in sched.waiting] == ["A", "B", "C"]
     assert sched.running == []
     sched.check_integrity()

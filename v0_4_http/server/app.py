@@ -50,23 +50,24 @@ def _serve(args: argparse.Namespace) -> None:
     sockets = [listening.bind(server_args)]
     logging.basicConfig(format=LOG_FORMAT, level=server_args.level, force=True)
 
-    import torch
-
-    from common.weights import resolve
-
-    from ..engine import LLMEngine
-    from .defaults import sampling_defaults
-
     if os.environ.get("VLLM_API_KEY") and not keys:
         logger.warning("VLLM_API_KEY is set, but this server reads %s: it has no key.", API_KEY_VARIABLE)
     name = _names(server_args, engine_args.model)[0]
     print("Loading the model...", file=sys.stderr)
-    defaults = sampling_defaults(server_args.generation_config, resolve(engine_args.model))
-    # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two sets
-    # of them on the same cores make each step a fifth slower, so that this thread, which only loads, gets none.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    engine = LLMEngine(**dataclasses.asdict(engine_args))
+    with cli.loading():
+        import torch
+
+        from common.weights import resolve
+
+        from ..engine import LLMEngine
+        from .defaults import sampling_defaults
+
+        defaults = sampling_defaults(server_args.generation_config, resolve(engine_args.model))
+        # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two
+        # sets of them on the same cores make each step a fifth slower: this thread, which only loads, gets none.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        engine = LLMEngine(**dataclasses.asdict(engine_args))
     if template is not None:
         engine.tokenizer.use_chat_template(template)
     app = build_app(engine, server_args, engine_args.model, defaults)

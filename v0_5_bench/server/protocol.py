@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from common.errors import RequestError, shown
-from common.sampling_params import MAX_LOGPROBS, MAX_STOPS, SamplingParams
+from common.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_STOPS, SamplingParams
 
 from . import fields
 
@@ -256,7 +256,13 @@ class CompletionRequest(Generation):
         """Without a limit 16 tokens, as OpenAI's; `null` may fill the context (vLLM's takes it for 16)."""
         if self.echo and self.logprobs is not None:
             raise RequestError("echo with logprobs is not supported: leave one of them out.", param="echo")
-        limit = self.max_tokens if "max_tokens" in self.model_fields_set else 16
+        limit = self.max_tokens if "max_tokens" in self.model_fields_set else DEFAULT_MAX_TOKENS
+        if "max_tokens" not in self.model_fields_set and (self.min_tokens or 0) > DEFAULT_MAX_TOKENS:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) is above max_tokens, which was not sent and is {DEFAULT_MAX_TOKENS} "
+                "by default: send max_tokens, too.",
+                param="min_tokens",
+            )
         return self._sampling_params(max_tokens=limit, logprobs=self.logprobs)
 
     def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
