@@ -58,6 +58,13 @@ def test_a_trace_has_a_line_for_each_step(call, tmp_path):
     assert entries[1]["preempted"] == ["1/0"]
     assert entries[1]["scheduled"] == {"0/0": 1}
     assert entries[1]["queue"] == ["1/0"]
+    assert [entry["tables"] for entry in entries[:3]] == [
+        {"0/0": [0, 1], "1/0": [2, 3]},
+        {"0/0": [0, 1, 4]},
+        {"0/0": [0, 1, 4]},
+    ]
+    for entry in entries:
+        assert entry["free"] + sum(len(table) for table in entry["tables"].values()) == 5
 
 
 def test_tokens_are_the_same_with_and_without_pressure(call, tmp_path):
