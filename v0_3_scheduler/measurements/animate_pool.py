@@ -26,6 +26,7 @@ STEP = 0.085  # seconds; what happens in a step adds a pause, so that it can be 
 PAUSES = {"first": 1.6, "preempted": 2.5, "admitted": 1.8, "ended": 0.7, "last": 2.0}
 BLINK = 0.9  # seconds that a victim's blocks blink before they are free
 WIDTH, MARGIN = 480, 20
+SHOWN = 640  # pixels wide, where there is room for it
 COLUMNS, PITCH_X, PITCH_Y, CELL_WIDTH, CELL_HEIGHT = 11, 40, 44, 36, 38
 QUEUE_X, QUEUE_Y, CHIP, POOL_Y = 100, 50, 26, 92
 RUN_X, ROW = 100, 4  # the whole run: where it begins, and how high a block's row is
@@ -82,8 +83,10 @@ def captions(entries: Sequence[dict[str, Any]], letters: dict[str, str]) -> dict
             takers = [name for name, table in tables.items() if len(table) > len(before[name])]
             victims, num_blocks = entry["preempted"], sum(len(before[name]) for name in entry["preempted"])
             go_back = "1 block goes back" if num_blocks == 1 else f"{num_blocks} blocks go back"
+            # Without takers a victim has made room for nobody but itself: it was the one that needed a block.
+            needing = takers or victims
             said[step] = (
-                f"{_names(takers, letters)} {_verb(takers, 'needs', 'need')} a block, and none is free.",
+                f"{_names(needing, letters)} {_verb(needing, 'needs', 'need')} a block, and none is free.",
                 f"{_names(victims, letters)}, the newest, is preempted: {go_back}.",
             )
         elif admitted:
@@ -167,8 +170,8 @@ class _Drawing:
         frames = [(time, f"transform:translateY({-30 * step}px)") for step, time in enumerate(self.times[:-1])]
         self._move("n", frames, self.still, jump=True)
         return [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
-            f'height="{self.height}" role="img" aria-labelledby="pool-title" font-family="system-ui, sans-serif">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{SHOWN}" '
+            f'height="{self.height * SHOWN // WIDTH}" role="img" aria-labelledby="pool-title" font-family="system-ui, sans-serif">',
             f'<title id="pool-title">{num_requests} requests share a pool of {self.num_blocks} blocks: they take blocks'
             " as they write, one that the pool has no room for is preempted and waits, and comes back later.</title>",
             f'<rect class="bg" x=".5" y=".5" width="{WIDTH - 1}" height="{self.height - 1}" rx="14"/>',
