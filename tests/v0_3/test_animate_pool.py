@@ -8,7 +8,8 @@ import pytest
 
 from common.errors import ModelError
 from tests.conftest import ROOT
-from v0_3_scheduler.measurements.animate_pool import animate, captions, main, tenancies
+from v0_3_scheduler.measurements.animate_pool import animate, main
+from v0_3_scheduler.measurements.pool_story import captions, tenancies
 
 TRACE = ROOT / "v0_3_scheduler" / "measurements" / "pressure.jsonl"
 SVG = ROOT / "docs" / "img" / "pool.svg"

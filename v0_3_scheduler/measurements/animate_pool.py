@@ -13,13 +13,14 @@ motion. The same trace makes the same file. Dropped in v0.4.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import cli
 from common.errors import ModelError
+
+from .pool_story import Tenancy, captions, tenancies
 
 COLOURS = ("#5667d8", "#1c8fc9", "#0f9d8c", "#4f9a3d", "#b58500", "#ef6c00", "#d6336c", "#8e44c9")
 STEP = 0.085  # seconds; what happens in a step adds a pause, so that it can be read
@@ -30,82 +31,6 @@ SHOWN = 640  # pixels wide, where there is room for it
 COLUMNS, PITCH_X, PITCH_Y, CELL_WIDTH, CELL_HEIGHT = 11, 40, 44, 36, 38
 QUEUE_X, QUEUE_Y, CHIP, POOL_Y = 100, 50, 26, 92
 RUN_X, ROW = 100, 4  # the whole run: where it begins, and how high a block's row is
-
-
-@dataclass(frozen=True, slots=True)
-class Tenancy:
-    """A block in one request's hands, from the step `first` to the end of the step `last`; `levels` of tokens in it."""
-
-    block: int
-    owner: str
-    first: int
-    last: int
-    levels: list[int]
-    is_preempted: bool
-
-
-def tenancies(entries: Sequence[dict[str, Any]], block_size: int) -> list[Tenancy]:
-    """Who has had which block, in the order of blocks and time."""
-    found: list[Tenancy] = []
-    open_: dict[int, tuple[str, int, list[int]]] = {}
-    computed: dict[str, int] = {}
-
-    def end(block: int, step: int, preempted: Iterable[str]) -> None:
-        owner, first, levels = open_.pop(block)
-        found.append(Tenancy(block, owner, first, step, levels, owner in preempted))
-
-    for step, entry in enumerate(entries):
-        for name in entry["preempted"]:
-            computed[name] = 0
-        for name, num_tokens in entry["scheduled"].items():
-            computed[name] = computed.get(name, 0) + num_tokens
-        owners = {block: (name, i) for name, table in entry["tables"].items() for i, block in enumerate(table)}
-        for block in [block for block, (owner, _, _) in open_.items() if owners.get(block, ("", 0))[0] != owner]:
-            end(block, step - 1, entry["preempted"])
-        for block, (name, i) in owners.items():
-            _, _, levels = open_.setdefault(block, (name, step, []))
-            levels.append(min(max(computed[name] - i * block_size, 0), block_size))
-    for block in list(open_):
-        end(block, len(entries) - 1, ())
-    return sorted(found, key=lambda tenancy: (tenancy.block, tenancy.first))
-
-
-def captions(entries: Sequence[dict[str, Any]], letters: dict[str, str]) -> dict[int, tuple[str, str]]:
-    """What happens in a step where something does, in two lines."""
-    said: dict[int, tuple[str, str]] = {}
-    before: dict[str, list[int]] = {}
-    seen: set[str] = set()
-    for step, entry in enumerate(entries):
-        tables, scheduled = entry["tables"], entry["scheduled"]
-        ended = [name for name in before if name not in tables and name not in entry["preempted"]]
-        admitted = [name for name in scheduled if name not in before]
-        if entry["preempted"]:
-            takers = [name for name, table in tables.items() if len(table) > len(before[name])]
-            victims, num_blocks = entry["preempted"], sum(len(before[name]) for name in entry["preempted"])
-            go_back = "1 block goes back" if num_blocks == 1 else f"{num_blocks} blocks go back"
-            # Without takers a victim has made room for nobody but itself: it was the one that needed a block.
-            needing = takers or victims
-            said[step] = (
-                f"{_names(needing, letters)} {_verb(needing, 'needs', 'need')} a block, and none is free.",
-                f"{_names(victims, letters)}, the newest, is preempted: {go_back}.",
-            )
-        elif admitted:
-            again = [name for name in admitted if name in seen]
-            waits = [name for name in entry["queue"] if name not in seen]
-            second = f"{_names(waits, letters)} {_verb(waits, 'has', 'have')} to wait." if waits else ""
-            if again:
-                second = f"{_names(again, letters)} {_verb(again, 'computes', 'compute')} prompt and text again."
-            said[step] = (f"{_names(admitted, letters)} {_verb(admitted, 'starts', 'start')}.", second)
-            if again:
-                said[step] = (f"There is room for {_names(admitted, letters)}.", second)
-        elif ended:
-            num_blocks = sum(len(before[name]) for name in ended)
-            whose = f"{_verb(ended, 'Its', 'Their')} {num_blocks} block{'s are' if num_blocks > 1 else ' is'} free."
-            said[step] = (f"{_names(ended, letters)} {_verb(ended, 'has', 'have')} ended. {whose}", "")
-        seen.update(scheduled)
-        before = tables
-    said[len(entries) - 1] = ("All are answered. The text is the same", "as in a pool that never runs out of blocks.")
-    return said
 
 
 def animate(entries: Sequence[dict[str, Any]], block_size: int = 16) -> str:
@@ -171,7 +96,8 @@ class _Drawing:
         self._move("n", frames, self.still, jump=True)
         return [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{SHOWN}" '
-            f'height="{self.height * SHOWN // WIDTH}" role="img" aria-labelledby="pool-title" font-family="system-ui, sans-serif">',
+            f'height="{self.height * SHOWN // WIDTH}" role="img" aria-labelledby="pool-title" '
+            'font-family="system-ui, sans-serif">',
             f'<title id="pool-title">{num_requests} requests share a pool of {self.num_blocks} blocks: they take blocks'
             " as they write, one that the pool has no room for is preempted and waits, and comes back later.</title>",
             f'<rect class="bg" x=".5" y=".5" width="{WIDTH - 1}" height="{self.height - 1}" rx="14"/>',
@@ -393,18 +319,6 @@ class _Drawing:
 
     def _class(self, name: str) -> str:
         return f"k{list(self.letters).index(name) % len(COLOURS)}"
-
-
-def _names(names: Sequence[str], letters: dict[str, str]) -> str:
-    """A, B and C; a run of four or more is A to D."""
-    listed = sorted(letters[name] for name in names)
-    if len(listed) > 3 and ord(listed[-1]) - ord(listed[0]) == len(listed) - 1:
-        return f"{listed[0]} to {listed[-1]}"
-    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
-
-
-def _verb(names: Sequence[str], one: str, many: str) -> str:
-    return one if len(names) == 1 else many
 
 
 def main() -> int:
