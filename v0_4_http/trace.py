@@ -26,6 +26,7 @@ def record(step: int, scheduler: Scheduler, scheduled: SchedulerOutput) -> dict[
         "scheduled": {request.request_id: num_tokens for request, num_tokens in scheduled_tokens.items()},
         "decoding": [request.request_id for request in decodes],
         "queue": [request.request_id for request in scheduler.waiting],
+        "tables": {r.request_id: scheduler.block_manager.block_table(r.request_id) for r in scheduler.running},
     }
 
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from common.sampling_params import SamplingParams
 from tests.conftest import ROOT
 from tests.kit.memory import Watched, without_garbage_collector
+from tests.kit.models import Successor
 from tests.kit.tokenizers import byte_tokenizer, stream
-from v0_3_scheduler import LLM, SamplingParams
+from v0_3_scheduler import LLM, LLMEngine
 from v0_3_scheduler.generate import main
-from v0_3_scheduler.measurements.plot_trace import main as plot_main
-from v0_3_scheduler.measurements.plot_trace import plot, rows
 from v0_3_scheduler.trace import tracer
 
 
@@ -62,6 +62,13 @@ def test_a_trace_has_a_line_for_each_step(call, tmp_path):
     assert entries[1]["preempted"] == ["1/0"]
     assert entries[1]["scheduled"] == {"0/0": 1}
     assert entries[1]["queue"] == ["1/0"]
+    assert [entry["tables"] for entry in entries[:3]] == [
+        {"0/0": [0, 1], "1/0": [2, 3]},
+        {"0/0": [0, 1, 4]},
+        {"0/0": [0, 1, 4]},
+    ]
+    for entry in entries:
+        assert entry["free"] + sum(len(table) for table in entry["tables"].values()) == 5
 
 
 def test_tokens_are_the_same_with_and_without_pressure(call, tmp_path):
@@ -95,29 +102,6 @@ def test_one_prompt_is_streamed_and_choices_are_told_apart(call, tiny):
     answer = text(tiny.tokens([72, 105], 3))
     assert call("Hi", "--max-tokens", 3)[1] == answer
     assert call("Hi", "--max-tokens", 3, "--n", 2)[1] == f"{answer}--- choice 1 ---\n{answer}"
-
-
-def test_a_timeline_has_a_row_a_request_with_what_it_did_in_each_step():
-    entries = [
-        {"step": 0, "scheduled": {"0/0": 8, "1/0": 8}, "queue": ["2/0"], "decoding": [], "preempted": []},
-        {"step": 1, "scheduled": {"0/0": 1}, "queue": ["1/0", "2/0"], "decoding": ["0/0"], "preempted": ["1/0"]},
-    ]
-    assert rows(entries) == {
-        "0/0": [(0, "prefill"), (1, "decode")],
-        "1/0": [(0, "prefill"), (1, "preempted")],
-        "2/0": [(0, "waits"), (1, "waits")],
-    }
-
-
-def test_the_run_that_the_page_shows_was_under_pressure(tmp_path):
-    trace = ROOT / "v0_3_scheduler" / "measurements" / "pressure.jsonl"
-    entries = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert sum(len(entry["preempted"]) for entry in entries) == 2
-    assert {name for name, events in rows(entries).items() if "preempted" in dict(events).values()} == {"5/0", "6/0"}
-    assert sum(kind == "preempted" for events in rows(entries).values() for _, kind in events) == 2
-    pytest.importorskip("matplotlib")
-    plot(entries, tmp_path / "timeline.svg")
-    assert "request 7" in (tmp_path / "timeline.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -162,12 +146,6 @@ def test_the_table_of_the_run_says_how_long_a_request_may_be_in_this_pool(call):
     assert "up to 17 tokens a request" in err
 
 
-def test_a_plot_of_a_trace_that_is_not_there_is_one_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["plot_trace", str(tmp_path / "t.jsonl"), str(tmp_path / "t.svg")])
-    assert plot_main() == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 't.jsonl'}: No such file or directory\n"
-
-
 def test_an_engine_that_was_traced_is_freed_at_once():
     watched, lines = [], io.StringIO()
     with without_garbage_collector():
@@ -177,3 +155,40 @@ def test_an_engine_that_was_traced_is_freed_at_once():
         del llm
         assert [what for what, is_there in watched if is_there() is not None] == []
     assert len(lines.getvalue().splitlines()) == 3
+
+
+def test_the_lessons_three_requests_share_a_step_and_lose_blocks_as_the_page_says(monkeypatch):
+    engine = LLMEngine(Successor(), tokenizer=byte_tokenizer(), num_blocks=8, max_num_batched_tokens=16)
+    kv_cache, steps = engine.model_runner.kv_cache, []
+    begin_step = kv_cache.begin_step
+
+    def remember(block_tables, query_lens, context_lens):
+        begin_step(block_tables, query_lens, context_lens)
+        batches = [(batch.start, batch.stop, list(tables.shape)) for batch, tables, _ in kv_cache.decode_batches]
+        steps.append((block_tables, query_lens, context_lens, kv_cache.slot_mapping.tolist(), batches))
+
+    monkeypatch.setattr(kv_cache, "begin_step", remember)
+    texts = dict.fromkeys("ABC", "")
+    for name, prompt_len, max_tokens in (("A", 37, 20), ("B", 26, 16), ("C", 20, 12)):
+        engine.add_request(name, [65] * prompt_len, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            texts[output.request_id] += output.outputs[0].text
+    # Step 5: decodes first, B before A as it has fewer blocks, and both padded to three; then C's last six tokens.
+    assert steps[5] == (
+        [[3, 4], [0, 1, 2], [5, 6]],
+        [1, 1, 6],
+        [28, 40, 20],
+        [75, 39, 94, 95, 96, 97, 98, 99],
+        [(0, 2, [2, 3])],
+    )
+    assert steps[14][0] == [[3, 4, 7], [0, 1, 2, 6]], "A has taken one of C's two blocks"
+    assert [sum(query_lens) for _, query_lens, _, _, _ in steps[19:21]] == [1 + 15, 1 + 14]
+    assert texts == {"A": "BCDEFGHIJKLMNOPQRSTU", "B": "BCDEFGHIJKLMNOPQ", "C": "BCDEFGHIJKLM"}
+
+
+def test_the_run_under_pressure_computes_114_tokens_twice():
+    trace = ROOT / "v0_3_scheduler" / "measurements" / "pressure.jsonl"
+    entries = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert sum(entry["prefill"] + entry["decode"] for entry in entries) == 575 + 114
+    assert entries[40]["scheduled"] == {"5/0": 66, "6/0": 50, "7/0": 39}
