@@ -6,6 +6,7 @@ asks. A request's latencies are those of its steps, whatever its number of choic
 """
 
 import collections
+import weakref
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -52,7 +53,7 @@ class Metrics:
     def __init__(self, engine: LLMEngine, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._engine = engine
+        self._engine = weakref.proxy(engine)  # which holds this by `on_step`: a circle would keep its memory
         self._num_tokens: dict[
             str, collections.Counter[int]
         ] = {}  # of each request that runs: the tokens of its choices
