@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class Logprob:
-    """One candidate for one output position; values are the log-softmax of the model's own logits.
+    """One candidate for one position; values are the log-softmax of the model's own logits.
 
     Temperature, filters, penalties and biases do not change it (vLLM's default, too). `rank` counts from 1.
     """
@@ -21,7 +21,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """What the sampler knows of one output position: the sampled token first, then the most likely ones in order."""
+    """What is known of one position: the sampled token (or the prompt's) first, then the most likely ones in order."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -96,7 +96,8 @@ class RequestOutput:
     """What is known of one request: its prompt, and one `CompletionOutput` for each of the `n` choices.
 
     `prompt` is `None` where the caller gave token ids. `.stream` yields deltas (each output holds only what the step
-    added), `.generate` and `.chat` return whole answers.
+    added), `.generate` and `.chat` return whole answers. `prompt_logprobs` has one entry for each token of the prompt,
+    `None` for the first, which nothing comes before; among deltas, the first output alone has it.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def extend(self, delta: "RequestOutput") -> None:
         """Append what a later step added; a choice that is new here is taken over."""
@@ -113,6 +115,8 @@ class RequestOutput:
             choices.setdefault(choice.index, CompletionOutput(choice.index)).extend(choice)
         self.outputs = [choices[index] for index in sorted(choices)]
         self.finished = delta.finished
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
 
 class Engine(Protocol):

@@ -226,16 +226,31 @@ def _logprobs(raw: Tensor, token_ids: list[int], states: Sequence[SamplingState]
     for i, state in enumerate(states):
         if state.params.logprobs is None:
             continue
-        logprobs = raw[i].log_softmax(dim=-1)
-        sampled = logprobs[token_ids[i]]
-        num = min(state.params.logprobs, len(logprobs))
-        values, ids = _most_likely(logprobs[None], num)
-        out[i] = TokenLogprobs(
-            [token_ids[i], *ids[0].tolist()],
-            [float(sampled), *values[0].tolist()],
-            [int((logprobs > sampled).sum()) + 1, *range(1, num + 1)],
-        )
+        [out[i]] = token_logprobs(raw[i : i + 1], token_ids[i : i + 1], [state.params.logprobs])
     return out
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], nums: Sequence[int]) -> list[TokenLogprobs]:
+    """Log-softmax, row by row, at one token, and at the `nums[i]` most likely ones.
+
+    A token beyond the row is one that a prompt may have, but that is never sampled: its probability is 0.
+
+    Args:
+        logits: `[R, V]`, the model's own.
+        token_ids: one for each row.
+        nums: how many of the most likely tokens each row reports; of no more than all.
+    """
+    vocab_size = logits.shape[1]
+    logprobs = logits.log_softmax(dim=-1)
+    ids = torch.tensor(token_ids, device=logits.device)[:, None]
+    own = logprobs.gather(-1, ids.clamp(max=vocab_size - 1)).masked_fill_(ids >= vocab_size, -torch.inf)
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    values, top = _most_likely(logprobs, min(max(nums), vocab_size))
+    rows = zip(token_ids, own[:, 0].tolist(), ranks.tolist(), top.tolist(), values.tolist(), nums, strict=True)
+    return [
+        TokenLogprobs([token_id, *top[:num]], [logprob, *values[:num]], [rank, *range(1, len(top[:num]) + 1)])
+        for token_id, logprob, rank, top, values, num in rows
+    ]
 
 
 def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import RequestError, shown
+from common.outputs import TokenLogprobs
 
 FinishReason = tuple[str, int | str | None]  # finish_reason and stop_reason, as CompletionOutput has them
 DEFAULT_MAX_TOKENS = 16  # vLLM's, and OpenAI's for completions
@@ -70,6 +71,7 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None  # no flag: a command line prints text
+    prompt_logprobs: int | None = None  # from v0.4 on; with it `max_tokens` may be 0, which only scores the prompt
     include_stop_str_in_output: bool = field(
         default=False, metadata={"help": "keep the stop string or end token in the text"}
     )
@@ -82,7 +84,7 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1)
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1)
+            _integer("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most = shown(self.max_tokens) + (
@@ -97,8 +99,9 @@ class SamplingParams:
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, above_low=True)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, got {shown(getattr(self, name))}.", param=name)
@@ -119,8 +122,9 @@ class SamplingState:
 
     The lists are the request's own, not copies: they grow as tokens are appended. `end_token_ids` maps every id that
     ends this request to the `stop_reason` it gives, which is `None` for the model's first end token and the id itself
-    for any other (as in vLLM); with `ignore_eos` only the caller's `stop_token_ids` are in it. `warned` is set once the
-    log says that its logits are not finite.
+    for any other (as in vLLM); with `ignore_eos` only the caller's `stop_token_ids` are in it. `prompt_logprobs` grows
+    as the prompt is scored, from its second token on; it is `None` where nobody has asked. `warned` is set once the log
+    says that its logits are not finite.
     """
 
     params: SamplingParams
@@ -128,6 +132,7 @@ class SamplingState:
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     end_token_ids: dict[int, int | None]
+    prompt_logprobs: list[TokenLogprobs] | None = None
     warned: bool = False
 
     @classmethod
@@ -141,7 +146,8 @@ class SamplingState:
         ends.update({token_id: token_id for token_id in params.stop_token_ids or ()})
         if eos_token_ids and not params.ignore_eos:
             ends[eos_token_ids[0]] = None
-        return cls(params, seed, prompt_token_ids, [], ends)
+        scores: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
+        return cls(params, seed, prompt_token_ids, [], ends, scores)
 
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """`(finish_reason, stop_reason)` if the last output token ends the request, else `None`.
@@ -149,6 +155,8 @@ class SamplingState:
         The last position of the context is usable: a request ends once prompt and output fill `max_model_len`.
         """
         num_output = len(self.output_token_ids)
+        if self.params.max_tokens == 0:  # whatever token the end of the prompt gave: nobody sees it
+            return "length", None
         if num_output >= max(1, self.params.min_tokens) and self.output_token_ids[-1] in self.end_token_ids:
             return "stop", self.end_token_ids[self.output_token_ids[-1]]
         if num_output == self.params.max_tokens or len(self.prompt_token_ids) + num_output >= max_model_len:
@@ -163,6 +171,7 @@ def check_request(
     vocab_size: int,
     max_model_len: int,
     num_kv_tokens: int | None = None,
+    scores_prompts: bool = False,
 ) -> None:
     """Refuse what this engine can never serve: too long, or with token ids that the model does not have.
 
@@ -172,10 +181,13 @@ def check_request(
         vocab_size: the model's ids go from 0 to `vocab_size - 1`.
         max_model_len: the longest prompt plus output.
         num_kv_tokens: tokens that the whole KV pool holds, where it may be less.
+        scores_prompts: whether this milestone computes `prompt_logprobs`.
 
     Raises:
         RequestError: with `code="context_length_exceeded"` for lengths.
     """
+    if params.prompt_logprobs is not None and not scores_prompts:
+        raise RequestError("prompt_logprobs works from v0.4 on: leave it out, or use v0.4.", param="prompt_logprobs")
     if num_prompt_tokens >= max_model_len:
         raise RequestError(
             f"The prompt has {num_prompt_tokens} tokens, but the context holds {max_model_len} tokens (max_model_len) "

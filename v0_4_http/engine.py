@@ -89,6 +89,7 @@ class LLMEngine:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             num_kv_tokens=self.pool.num_tokens,
+            scores_prompts=True,
         )
         return token_ids
 
@@ -124,6 +125,8 @@ class LLMEngine:
             )
             for index in range(sampling_params.n)
         ]
+        for child in children[1:]:
+            child.sampling.prompt_logprobs = None  # the first choice scores the prompt, for all: none is ahead of it
         text = prompt if isinstance(prompt, str) else None
         metrics = RequestMetrics(time.perf_counter() if arrival_time is None else arrival_time)
         parent = Parent(request_id, text, token_ids, metrics, set())

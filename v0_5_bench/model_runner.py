@@ -1,14 +1,18 @@
 """From a step as the scheduler decided it to tensors, through the model, to tokens. No policy.
 
 All tokens of a step are packed into one forward pass, chunks of prompts beside single tokens of decodes. Decodes come
-first, so that the KV cache finds each kind in one piece. v0.7 verifies drafts here.
+first, so that the KV cache finds each kind in one piece. Prompts are scored here where a request asks for it
+(`prompt_logprobs`). v0.7 verifies drafts here.
 """
 
 import torch
+from torch import Tensor
 
 from common.llama import Model
 from common.outputs import TokenLogprobs
 from common.sampling import sample
+from common.sampling_params import SamplingState
+from common.scoring import score, unscored
 
 from .kv_cache import KVCache
 from .scheduler import SchedulerOutput
@@ -49,7 +53,12 @@ class ModelRunner:
         positions: list[int] = []
         rows: list[int] = []  # the last token of each request whose known tokens are complete
         complete = []
+        prompt_rows: list[int] = []  # of tokens whose logits score the next token of the prompt
+        to_score: list[tuple[SamplingState, int]] = []
         for request, start, end in zip(requests, starts, ends, strict=True):
+            for position in unscored(request.sampling, start, end):
+                prompt_rows.append(len(token_ids) + position - start)
+                to_score.append((request.sampling, position))
             token_ids += request.token_ids(start, end)
             positions += range(start, end)
             if end == request.num_tokens:
@@ -61,10 +70,15 @@ class ModelRunner:
             torch.tensor(token_ids, device=device),
             torch.tensor(positions, device=device),
             self.kv_cache,
-            rows=torch.tensor(rows, dtype=torch.long, device=device),
+            rows=torch.tensor(rows + prompt_rows, dtype=torch.long, device=device),
         )
+        score(hidden[len(rows) :], to_score, self._logits)
         if not complete:
             return {}
-        output = sample(self.model.logits(hidden)[:, : self.vocab_size], [request.sampling for request in complete])
+        output = sample(self._logits(hidden[: len(rows)]), [request.sampling for request in complete])
         results = zip(output.token_ids, output.logprobs, strict=True)
         return {request.request_id: result for request, result in zip(complete, results, strict=True)}
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of the tokens that there are: the output head may be padded. `[R, hidden_size] -> [R, vocab_size]`."""
+        return self.model.logits(hidden)[:, : self.vocab_size]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.detokenizer import Detokenizer
-from common.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from common.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from common.tokenizer import Tokenizer
 
 from .request import Request
@@ -26,6 +26,7 @@ class Parent:
     metrics: RequestMetrics
     unfinished: set[str]
     aborted: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # until an output has taken them along
 
 
 class Child(NamedTuple):
@@ -74,10 +75,16 @@ class OutputProcessor:
                 continue
             parent, index, _, detokenizer = self._children[request.request_id]
             token_id, logprobs = sampled[request.request_id]
-            text, finish = detokenizer.step([token_id], request.finish)
+            token_ids = [token_id]
+            if request.sampling.params.max_tokens == 0:  # the prompt was to be scored, no more
+                token_ids, logprobs = [], None
+            if request.sampling.prompt_logprobs is not None and len(request.sampling.output_token_ids) == 1:
+                scores = [entry.with_text(self.tokenizer.token_text) for entry in request.sampling.prompt_logprobs]
+                parent.prompt_logprobs = [None, *scores]
+            text, finish = detokenizer.step(token_ids, request.finish)
             if detokenizer.stop_reason is not None:
                 self.finish_requests([request.request_id])
-            delta = CompletionOutput(index, text, [token_id])
+            delta = CompletionOutput(index, text, token_ids)
             delta.finish_reason, delta.stop_reason = finish or (None, None)
             delta.add_logprobs(logprobs, self.tokenizer.token_text)
             deltas.setdefault(parent.request_id, []).append(delta)
@@ -128,6 +135,7 @@ class OutputProcessor:
         finished = not parent.unfinished
         if finished:
             del self.parents[parent.request_id]
+        scores, parent.prompt_logprobs = parent.prompt_logprobs, None
         return RequestOutput(
-            parent.request_id, parent.prompt, parent.prompt_token_ids, outputs, finished, parent.metrics
+            parent.request_id, parent.prompt, parent.prompt_token_ids, outputs, finished, parent.metrics, scores
         )

@@ -53,6 +53,7 @@ def test_defaults_are_those_of_vllm() -> None:
         "repetition_penalty": 1.0,
         "logit_bias": None,
         "logprobs": None,
+        "prompt_logprobs": None,
         "include_stop_str_in_output": False,
         "skip_special_tokens": True,
     }
@@ -72,6 +73,22 @@ def test_len_2_max_tokens_below_one_is_refused(value: int) -> None:
     error = refusal(max_tokens=value)
     assert str(error) == f"max_tokens must be at least 1, got {value}."
     assert error.param == "max_tokens"
+
+
+def test_max_tokens_may_be_0_where_the_prompt_is_to_be_scored_and_ends_at_whatever_token_comes() -> None:
+    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
+    assert str(refusal(max_tokens=-1, prompt_logprobs=0)) == "max_tokens must be at least 0, got -1."
+    assert refusal(max_tokens=0, prompt_logprobs=0, min_tokens=1).param == "min_tokens"
+    for token_id in (5, EOS):
+        assert state([token_id], max_tokens=0, prompt_logprobs=0).finish_reason(64) == ("length", None)
+
+
+def test_prompt_logprobs_are_refused_by_an_engine_that_does_not_say_that_it_computes_them() -> None:
+    error = check_refusal(3, prompt_logprobs=0)
+    assert str(error) == "prompt_logprobs works from v0.4 on: leave it out, or use v0.4."
+    assert error.param == "prompt_logprobs"
+    params = SamplingParams(prompt_logprobs=0)
+    check_request(3, params, vocab_size=272, max_model_len=64, scores_prompts=True)
 
 
 @pytest.mark.parametrize("value", [1.5, "16", True, 16.0, [16]])
@@ -218,6 +235,7 @@ def test_smp_9_top_k_from_minus_one_up_is_taken(value: int) -> None:
         ("n", [0, -1, 129], "at least 1 and at most 128"),
         ("min_tokens", [-1], "at least 0"),
         ("logprobs", [-1, 21], "at least 0 and at most 20"),
+        ("prompt_logprobs", [-1, 21], "at least 0 and at most 20"),
         ("presence_penalty", [-2.1, 2.1], "at least -2 and at most 2"),
         ("frequency_penalty", [-2.1, 2.1], "at least -2 and at most 2"),
         ("repetition_penalty", [0, 0.0, -1], "above 0"),
@@ -261,7 +279,7 @@ def test_lgp_4_more_than_twenty_alternatives_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [True, False, "1", 1.0, 1.5, math.nan, [1]])
-@pytest.mark.parametrize("name", ["n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs"])
+@pytest.mark.parametrize("name", ["n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs"])
 def test_what_is_no_integer_is_refused(name: str, value: object) -> None:
     error = refusal(**{name: value})
     assert str(error) == f"{name} must be an integer, got {value!r}."

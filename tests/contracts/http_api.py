@@ -228,7 +228,7 @@ def test_echo_puts_the_prompt_before_every_choice_and_counts_nothing_more(serve_
         for prompt, expected in (
             ("Hi", ["HiAB", "HiAB"]),
             ([72, 105], ["HiAB", "HiAB"]),
-            (["é", [240, 159, 153, 130], [BOS, 72]], ["éAB", "éAB", "🙂CC", "🙂CC", "HAB", "HAB"]),
+            (["é", [240, 159, 153, 130], [BOS, 72]], ["éAB", "éAB", "🙂CC", "🙂CC", "<bos>HAB", "<bos>HAB"]),
         ):
             body = {"prompt": prompt, "echo": True, "n": 2, "max_tokens": 2}
             whole = server.complete(**body)

@@ -230,7 +230,6 @@ def test_lgp_4_logprobs_that_contradict_themselves_are_refused(serve_script):
             refused(server.complete(logprobs=value), "logprobs", says)
         refused(server.chat(logprobs=2), "logprobs", "got 2")
         refused(server.complete(logprobs=True), "logprobs", "got True")
-        refused(server.complete(logprobs=0, echo=True), "echo", "echo with logprobs")
         top = server.chat(logprobs=True, top_logprobs=20, max_tokens=1).json()["choices"][0]["logprobs"]
         assert len(top["content"][0]["top_logprobs"]) == 20
         assert server.chat(top_logprobs=0, max_tokens=1).json()["choices"][0]["logprobs"] is None

@@ -100,6 +100,17 @@ def test_api_9_ids_outside_the_vocabulary_are_refused_in_parameters_too(load, ti
         load(tiny).generate(["Hi"], SamplingParams(**params))
 
 
+def test_prompt_logprobs_are_computed_from_v0_4_on_and_refused_before(milestone, load, tiny):
+    llm, params = load(tiny), SamplingParams(prompt_logprobs=0, max_tokens=1)
+    if milestone.__name__.startswith(("v0_1_", "v0_2_", "v0_3_")):
+        for ask in (llm.generate, llm.stream):
+            with pytest.raises(RequestError, match=r"prompt_logprobs works from v0\.4 on") as error:
+                ask([72, 105], params)
+            assert error.value.param == "prompt_logprobs"
+    else:
+        assert len(llm.generate([72, 105], params)[0].prompt_logprobs) == 2
+
+
 def test_stream_refuses_at_the_call_not_at_the_first_step(load, tiny):
     with pytest.raises(RequestError, match="out of vocabulary"):
         load(tiny).stream([-1], SHORT)

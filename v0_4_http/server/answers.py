@@ -22,6 +22,7 @@ from .responses import (
     FinishReason,
     Message,
     chat_logprobs,
+    prompt_logprobs,
     usage,
 )
 from .totals import Totals
@@ -36,10 +37,12 @@ class Extras:
     Args:
         token_ids: the prompt's and the answer's. In a stream the prompt's come once, in a choice's first chunk.
         usage: in every chunk, what its choice has come to.
+        prompt_logprobs: those of the prompt, with so many likely tokens at each place; `None` for none at all.
     """
 
     token_ids: bool = False
     usage: bool = False
+    prompt_logprobs: int | None = None
 
 
 class Answer(Protocol):
@@ -135,6 +138,8 @@ class ChatAnswer:
             body["prompt_token_ids"] = self.totals.prompt_token_ids[0]
             for index, choice in self.totals.choices.items():
                 choices[index]["token_ids"] = choice.token_ids
+        if self._extras.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(self.totals.prompt_logprobs[0], self._extras.prompt_logprobs)
         return body
 
     def _frame(self) -> ChatCompletionChunk:

@@ -119,7 +119,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "sampling_params": ({},),
     },
     "this server does not give that back": {
-        "prompt_logprobs": (),
         "details": (False,),
         "decoder_input_details": (False,),
         "logprob_token_ids": ([],),

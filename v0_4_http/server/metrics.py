@@ -98,7 +98,8 @@ class Metrics:
     def on_output(self, output: RequestOutput, seconds: float, is_first: bool) -> None:
         """A step has added to a request."""
         if is_first:
-            self._ttft.observe(seconds)
+            if any(choice.token_ids for choice in output.outputs):  # with `max_tokens: 0` there is none
+                self._ttft.observe(seconds)
             self._prompt_tokens.inc(len(output.prompt_token_ids))
         else:
             self._itl.observe(seconds)

@@ -160,6 +160,9 @@ class Generation(Body):
     frequency_penalty: float | None = Field(default=None, description="-2 to 2")
     repetition_penalty: float | None = Field(default=None, description="above 0; 1 changes nothing")
     logit_bias: LogitBias = Field(default=None, description="token id to -100 to 100")
+    prompt_logprobs: int | None = Field(
+        default=None, description=f"score the prompt, with so many likely tokens at each place, 0 to {MAX_LOGPROBS}"
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = Field(default=None, description="answer as server-sent events, as the text is written")
@@ -193,9 +196,13 @@ class Generation(Body):
         """Our name of a parameter -> the caller's, where they differ."""
         return {}
 
-    def _sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The fields that both kinds of request have, with these two, which differ."""
+    def _sampling_params(
+        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
+        """The fields that both kinds of request have, with these three, which differ."""
         self._check_stream_options()
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs is not available with stream: true.", param="prompt_logprobs")
         names = {
             "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
             "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "include_stop_str_in_output",
@@ -203,7 +210,7 @@ class Generation(Body):
         }  # fmt: skip
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         with self.callers_words():
-            return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+            return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
     def _check_stream_options(self) -> None:
         options = self.stream_options
@@ -235,7 +242,8 @@ class ChatCompletionRequest(Generation, ChatTurn):
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._sampling_params(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self._sampling_params(max_tokens=limit, logprobs=logprobs, prompt_logprobs=self.prompt_logprobs)
 
     def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
         return super()._harmless() | {"add_special_tokens": (False,)}  # the template prints the special tokens
@@ -254,8 +262,6 @@ class CompletionRequest(Generation):
 
     def sampling_params(self) -> SamplingParams:
         """Without a limit 16 tokens, as OpenAI's; `null` may fill the context (vLLM's takes it for 16)."""
-        if self.echo and self.logprobs is not None:
-            raise RequestError("echo with logprobs is not supported: leave one of them out.", param="echo")
         limit = self.max_tokens if "max_tokens" in self.model_fields_set else DEFAULT_MAX_TOKENS
         if "max_tokens" not in self.model_fields_set and (self.min_tokens or 0) > DEFAULT_MAX_TOKENS:
             raise RequestError(
@@ -263,7 +269,10 @@ class CompletionRequest(Generation):
                 "by default: send max_tokens, too.",
                 param="min_tokens",
             )
-        return self._sampling_params(max_tokens=limit, logprobs=self.logprobs)
+        num_scores = self.prompt_logprobs
+        if self.echo and (self.logprobs is not None or limit == 0) and (num_scores is None or num_scores >= 0):
+            num_scores = max(num_scores or 0, self.logprobs or 0)  # what is echoed has log-probabilities, too
+        return self._sampling_params(max_tokens=limit, logprobs=self.logprobs, prompt_logprobs=num_scores)
 
     def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
         return super()._harmless() | {"add_special_tokens": (True,)}

@@ -49,6 +49,18 @@ class ChatLogprobs(TypedDict):
     content: list[TokenLogprob]
 
 
+class PromptLogprob(TypedDict):
+    """vLLM's form of a candidate for one place of the prompt; `rank` counts from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One entry for each token of the prompt, by token id (JSON makes it a string); the first token has none.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
 class Message(TypedDict):
     """The whole answer."""
 
@@ -77,6 +89,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Delta(TypedDict):
@@ -113,9 +126,9 @@ class CompletionLogprobs(TypedDict):
     """OpenAI's older form: lists with one entry for every token."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # None for the first token of an echoed prompt: nothing comes before it
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(TypedDict):
@@ -128,6 +141,7 @@ class CompletionChoice(TypedDict):
     stop_reason: int | str | None
     prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(TypedDict):
@@ -233,6 +247,31 @@ def chat_logprobs(logprobs: Sequence[dict[int, Logprob]], num_top: int, tokenize
         top = sorted(entries, key=lambda candidate: -candidate["logprob"])[:num_top]
         content.append({**entries[0], "top_logprobs": top})
     return ChatLogprobs(content=content)
+
+
+def prompt_logprobs(logprobs: Sequence[dict[int, Logprob] | None], num_top: int) -> PromptLogprobs:
+    """vLLM's form: the prompt's own token, and the `num_top` likeliest."""
+    entries: PromptLogprobs = []
+    for candidates in logprobs:
+        if candidates is None:
+            entries.append(None)
+            continue
+        entries.append(
+            {
+                token_id: PromptLogprob(logprob=finite(c.logprob), rank=c.rank, decoded_token=c.decoded_token)
+                for token_id, c in likeliest(candidates, num_top).items()
+            }
+        )
+    return entries
+
+
+def likeliest(candidates: dict[int, Logprob], num_top: int) -> dict[int, Logprob]:
+    """The token that is there, which comes first, and the `num_top` likeliest; more may have been computed."""
+    return {
+        token_id: candidate
+        for index, (token_id, candidate) in enumerate(candidates.items())
+        if index == 0 or candidate.rank <= num_top
+    }
 
 
 def finite(logprob: float) -> float:

@@ -27,6 +27,7 @@ from ..async_engine import AsyncEngine, EngineDeadError, RequestFailedError, Req
 from .answers import Answer, ChatAnswer, Extras
 from .bodies import SMALL
 from .completion_answers import CompletionAnswer
+from .echo import Echo, check_scores
 from .errors import ClientGoneError, UnknownModelError, describe
 from .limits import Limits
 from .protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, Generation, TokenizeRequest
@@ -86,6 +87,7 @@ class Serving:
         self.engine.check_available(params.n)  # before any work is done for it
         tokenized = self.engine.tokenize(self._chat_token_ids, *body.template_arguments())
         token_ids = await _unless_gone(request, tokenized)
+        check_scores(len(token_ids), {"prompt_logprobs": body.prompt_logprobs})
         num_top, totals = body.top_logprobs or 0, Totals(1, params.n)
         answer = ChatAnswer(_new_id("chatcmpl"), name, totals, num_top, self.tokenizer, _extras(body))
         return await self._answer(answer, [(None, token_ids)], params, body, request)
@@ -95,7 +97,10 @@ class Serving:
         name, params = await self._checked(body, request)
         self.engine.check_available(params.n)
         inputs = await _unless_gone(request, self.engine.tokenize(self._encode, body.prompt, params))
-        echoes = await self.engine.tokenize(self._texts, inputs) if body.echo else [""] * len(inputs)
+        num_tokens = sum(len(token_ids) for _, token_ids in inputs) * params.n  # each choice repeats its prompt's
+        scores = {"prompt_logprobs": body.prompt_logprobs, "logprobs": body.logprobs if body.echo else None}
+        check_scores(num_tokens, scores)
+        echoes = await self.engine.tokenize(self._echoes, inputs, body) if body.echo else [Echo()] * len(inputs)
         totals, hidden = Totals(len(inputs), params.n), params.skip_special_tokens
         answer = CompletionAnswer(_new_id("cmpl"), name, totals, echoes, self.tokenizer, hidden, _extras(body))
         return await self._answer(answer, inputs, params, body, request)
@@ -164,9 +169,9 @@ class Serving:
         self.limits.check_text(text, "messages")
         return self.tokenizer.encode(text, False, "messages")
 
-    def _texts(self, inputs: list[Input]) -> list[str]:
-        """What `echo` gives back of each prompt."""
-        return [self.tokenizer.decode(token_ids) if text is None else text for text, token_ids in inputs]
+    def _echoes(self, inputs: list[Input], body: CompletionRequest) -> list[Echo]:
+        skip = body.skip_special_tokens is True  # unless asked for, ids are echoed as /detokenize shows them
+        return [Echo.of(self.tokenizer, *prompt, skip_special_tokens=skip, num_top=body.logprobs) for prompt in inputs]
 
     def _decode(self, token_ids: Any) -> str:
         self.limits.check_ids(token_ids, "tokens")
@@ -195,6 +200,8 @@ class Serving:
             raise
         finally:
             stream.close()
+        if answer.totals.prompt_logprobs:  # much to write, at times: not on the event loop
+            return await asyncio.to_thread(lambda: respond(answer.whole()))
         return respond(answer.whole())
 
 
@@ -261,7 +268,7 @@ async def _gone(request: Request) -> None:
 
 
 def _extras(body: Generation) -> Extras:
-    return Extras(token_ids=body.return_token_ids is True, usage=body.continuous_usage)
+    return Extras(body.return_token_ids is True, body.continuous_usage, body.prompt_logprobs)
 
 
 def _new_id(prefix: str) -> str:

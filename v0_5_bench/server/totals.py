@@ -1,6 +1,6 @@
 """What the outputs of one HTTP request add up to. Knows no HTTP and no engine."""
 
-from common.outputs import CompletionOutput, RequestOutput
+from common.outputs import CompletionOutput, Logprob, RequestOutput
 
 from .responses import Usage, usage
 
@@ -12,12 +12,15 @@ class Totals:
         self.num_prompts, self.num_choices = num_prompts, num_choices  # choices of each prompt
         self.choices: dict[int, CompletionOutput] = {}
         self.prompt_token_ids: dict[int, list[int]] = {}
+        self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.num_preemptions = 0
         self.failed = False  # by a fault of the server's
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Take an output in."""
         self.prompt_token_ids[prompt_index] = output.prompt_token_ids
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt_index] = output.prompt_logprobs
         for delta in output.outputs:
             index = prompt_index * self.num_choices + delta.index
             self.choices.setdefault(index, CompletionOutput(index)).extend(delta)
