@@ -243,7 +243,8 @@ class ChatCompletionRequest(Generation, ChatTurn):
             raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling_params(max_tokens=limit, logprobs=logprobs, prompt_logprobs=self.prompt_logprobs)
+        num_scores = None if limit == 0 else self.prompt_logprobs  # 0 is for `echo`, which a chat has not
+        return self._sampling_params(max_tokens=limit, logprobs=logprobs, prompt_logprobs=num_scores)
 
     def _harmless(self) -> dict[str, tuple[Any, ...] | None]:
         return super()._harmless() | {"add_special_tokens": (False,)}  # the template prints the special tokens
@@ -269,7 +270,7 @@ class CompletionRequest(Generation):
                 "by default: send max_tokens, too.",
                 param="min_tokens",
             )
-        num_scores = self.prompt_logprobs
+        num_scores = None if limit == 0 and not self.echo else self.prompt_logprobs
         if self.echo and (self.logprobs is not None or limit == 0) and (num_scores is None or num_scores >= 0):
             num_scores = max(num_scores or 0, self.logprobs or 0)  # what is echoed has log-probabilities, too
         return self._sampling_params(max_tokens=limit, logprobs=self.logprobs, prompt_logprobs=num_scores)
