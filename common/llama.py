@@ -154,8 +154,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def pack(weight: Tensor) -> Tensor:
     """A matrix in the order in which oneDNN's product reads it, where there is one: float32 on a CPU.
 
-    The plain product brings the matrix into such an order anew in every step, or does without and is slow; done once,
-    a step's products take a fifth to two fifths of their time (design.md, "The matrix product on a CPU"). The
+    The plain product brings the matrix into such an order in every step, or does without. Done once, it saves more than
+    half of the products' time on some processors, and little on others (design.md, "The matrix product on a CPU"). The
     two operators are those that `torch.compile` uses for frozen weights. They are not public: without them, as in
     builds of PyTorch without oneDNN, a matrix stays as it is.
     """
