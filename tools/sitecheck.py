@@ -32,8 +32,8 @@ LAZY_LOADERS = {"mermaid": "unpkg.com", "md-source": "the repository's host"}  #
 
 MAX_PAGE_BYTES = 300_000
 # Characters of a line of code that can be read in a window 1280 pixels wide, by the page's folder: a page of changes
-# does not wrap its lines; elsewhere a line of 112 fits, and one that is longer is wrapped, once at most.
-CODE_COLUMNS = {"changes/": 140, "": 224}
+# does not wrap its lines; elsewhere a line of 112 fits, and one that is longer is wrapped, twice at most.
+CODE_COLUMNS = {"changes/": 140, "": 336}
 WHITE = re.compile(r"(?:^|fill:\s*)(?:#fff(?:fff)?|white)\b", re.IGNORECASE)
 
 LOADING = {  # attributes whose address the browser fetches as it shows the page

@@ -40,6 +40,7 @@ class LLM:
     def generate(self, prompt: str) -> str:
         return prompt
 '''
+THEME = ("overrides/main.html", "img/logo.svg", "img/favicon.svg")  # what the real mkdocs.yml asks for
 CONFIG = """
 INHERIT: {root}/mkdocs.yml
 docs_dir: docs
@@ -67,6 +68,7 @@ def tree(tmp_path: Path) -> Path:
         "v0_2_second/llm.py": LLM.replace("return prompt", "text = prompt.upper()\n        return text"),
         "v0_2_second/blocks.py": "BLOCK_SIZE = 16\n",
         "v0_2_second/web/index.html": "<p>Hello</p>\n",
+        **{f"docs/{name}": (ROOT / "docs" / name).read_text(encoding="utf-8") for name in THEME},
         "docs/index.md": "# Home\n\n[the first](milestones/v0_1.md)\n",
         "docs/milestones/v0_1.md": "# v0.1\n\n--excerpt-- v0_1_first/llm.py LLM.generate\n",
         "docs/milestones/v0_2.md": "# v0.2\n\n## What changes\n\n[all](../changes/v0_2.md#llm-py)\n",

@@ -146,7 +146,7 @@ def test_page_that_is_too_large_is_found(tmp_path: Path) -> None:
     assert found.endswith("bytes, more than 300,000: split it, or show less")
 
 
-@pytest.mark.parametrize(("page", "columns"), [("a", 224), ("changes", 140)])
+@pytest.mark.parametrize(("page", "columns"), [("a", 336), ("changes", 140)])
 def test_line_of_code_that_is_cut_off_is_found(tmp_path: Path, page: str, columns: int) -> None:
     def body(length: int) -> str:
         return f"<pre><code>short\n<span>{'x' * (length - 3)}</span>&lt;&gt;\t\nshort</code></pre><p>{'x' * 999}</p>"
