@@ -165,6 +165,7 @@ def test_unt_14_a_request_target_in_absolute_form_is_served(serve_script):
             ("HTTP://a.example/version?x=1", 200),
             ("https://a.example/none", 404),
             ("http://a.example", 404),
+            ("http://[/health", 200),  # whatever the host: this server is meant
             ("http://a.example/v1/models", 401),  # no way around the key
             ("/health", 200),
         ):
