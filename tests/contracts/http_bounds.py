@@ -107,6 +107,21 @@ EARLY = {
 }
 
 
+def test_log_probabilities_are_written_in_another_thread(serve_script, milestone, monkeypatch):
+    answers = importlib.import_module(f"{milestone.__name__}.server.answers")
+    threads, whole = [], answers.ChatAnswer.whole
+
+    def watched(self):
+        threads.append(threading.current_thread())
+        return whole(self)
+
+    monkeypatch.setattr(answers.ChatAnswer, "whole", watched)
+    with serve_script([65, EOS]) as server:
+        assert server.chat().status_code == server.chat(logprobs=True, top_logprobs=2).status_code == 200
+    of_event_loop, other = threads
+    assert of_event_loop is not other
+
+
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("early", EARLY)

@@ -16,7 +16,7 @@ from common.outputs import Logprob
 from common.tokenizer import Tokenizer
 
 # Legal in JSON and in server-sent events, but line ends to Python's `splitlines`, which simple clients use.
-LINE_SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+LINE_SEPARATORS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 FinishReason = Literal["stop", "length"]
 
@@ -217,7 +217,10 @@ class ErrorBody(TypedDict):
 
 def to_json(body: Any) -> str:
     """As little as JSON allows, on one line; characters as they are, but for those that some clients split lines at."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).translate(LINE_SEPARATORS)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    for char, escape in LINE_SEPARATORS.items():  # `translate` takes a second and more for ten million characters
+        text = text.replace(char, escape)
+    return text
 
 
 def respond(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
