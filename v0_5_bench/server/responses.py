@@ -277,6 +277,12 @@ def likeliest(candidates: dict[int, Logprob], num_top: int) -> dict[int, Logprob
     }
 
 
+def by_text(candidates: dict[int, Logprob]) -> dict[str, float]:
+    """OpenAI's older form. Of tokens with the same text (parts of characters are all U+FFFD) the likeliest is told."""
+    by_likelihood = sorted(candidates.values(), key=lambda candidate: candidate.logprob)
+    return {candidate.decoded_token: finite(candidate.logprob) for candidate in by_likelihood}
+
+
 def finite(logprob: float) -> float:
     """JSON has neither infinities nor NaN; -9999.0 stands for them, as in vLLM."""
     return max(logprob, -9999.0) if math.isfinite(logprob) else -9999.0
