@@ -54,11 +54,14 @@ TORCH_FREE_COMMON = (
     "chat",
     "cli",
     "units",
+    "architecture",
+    "token_length",
     "measuring.recipe",
     "measuring.child",
     "gguf.config",
     "gguf.file",
     "gguf.tokenizer",
+    "gguf.types",
 )
 
 # Runs in an interpreter of its own; argv: the heavy modules, then the modules to import, both as JSON.

@@ -107,6 +107,21 @@ EARLY = {
 }
 
 
+def test_log_probabilities_are_written_in_another_thread(serve_script, milestone, monkeypatch):
+    answers = importlib.import_module(f"{milestone.__name__}.server.answers")
+    threads, whole = [], answers.ChatAnswer.whole
+
+    def watched(self):
+        threads.append(threading.current_thread())
+        return whole(self)
+
+    monkeypatch.setattr(answers.ChatAnswer, "whole", watched)
+    with serve_script([65, EOS]) as server:
+        assert server.chat().status_code == server.chat(logprobs=True, top_logprobs=2).status_code == 200
+    of_event_loop, other = threads
+    assert of_event_loop is not other
+
+
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("early", EARLY)
@@ -165,6 +180,7 @@ def test_unt_14_a_request_target_in_absolute_form_is_served(serve_script):
             ("HTTP://a.example/version?x=1", 200),
             ("https://a.example/none", 404),
             ("http://a.example", 404),
+            ("http://[/health", 200),  # whatever the host: this server is meant
             ("http://a.example/v1/models", 401),  # no way around the key
             ("/health", 200),
         ):

@@ -411,6 +411,7 @@ def test_a_port_that_is_taken_is_told_in_one_sentence_before_the_model_is_loaded
         (["--shutdown-timeout", "inf"], "shutdown_timeout must be at least 0 seconds, got inf."),
         (["--port", "0", "--model", "/no/such/folder"], "There is no folder /no/such/folder"),
         (["--port", "0", "--host", "256.256.256.256"], "Cannot listen on 256.256.256.256, port 0: "),
+        (["--port", "0", "--host", "a..b"], "Cannot listen on a..b, port 0: "),
     ],
 )
 def test_a_wrong_flag_is_told_in_one_sentence(args, sentence):

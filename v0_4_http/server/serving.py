@@ -200,7 +200,8 @@ class Serving:
             raise
         finally:
             stream.close()
-        if answer.totals.prompt_logprobs:  # much to write, at times: not on the event loop
+        # Log-probabilities are much to write, at times: not on the event loop.
+        if params.logprobs is not None or answer.totals.prompt_logprobs:
             return await asyncio.to_thread(lambda: respond(answer.whole()))
         return respond(answer.whole())
 

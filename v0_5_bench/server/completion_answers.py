@@ -11,7 +11,7 @@ from common.tokenizer import Tokenizer
 from .answers import Extras
 from .echo import Echo, joined
 from .offsets import Offsets
-from .responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, finite, prompt_logprobs
+from .responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, by_text, finite, prompt_logprobs
 from .totals import Totals
 
 
@@ -141,7 +141,5 @@ def _completion_logprobs(entries: Sequence[tuple[int, dict[int, Logprob]]], num_
         result["text_offset"].append(min(offset, num_chars))
         result["tokens"].append(sampled.decoded_token)
         result["token_logprobs"].append(finite(sampled.logprob))
-        # Two tokens may have the same text (parts of characters are all U+FFFD): the likelier one is told.
-        by_likelihood = sorted(candidates.values(), key=lambda candidate: candidate.logprob)
-        result["top_logprobs"].append({c.decoded_token: finite(c.logprob) for c in by_likelihood})
+        result["top_logprobs"].append(by_text(candidates))
     return result

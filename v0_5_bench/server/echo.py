@@ -13,7 +13,7 @@ from common.errors import RequestError
 from common.outputs import Logprob
 from common.tokenizer import Tokenizer
 
-from .responses import CompletionLogprobs, finite, likeliest
+from .responses import CompletionLogprobs, by_text, finite, likeliest
 
 MAX_SCORES = 250_000  # log-probabilities of prompts in one answer: about 15 MB, which keep the server busy for a second
 PromptCandidates = Sequence[dict[int, Logprob] | None]  # one for each token of the prompt, `None` for the first
@@ -67,9 +67,7 @@ class Echo:
             top = likeliest(position, self.num_top)
             own = next(iter(top.values()))
             entry["token_logprobs"].append(finite(own.logprob))
-            # Two tokens may have the same text: the likelier one is told.
-            by_likelihood = sorted(top.values(), key=lambda candidate: candidate.logprob)
-            entry["top_logprobs"].append({c.decoded_token: finite(c.logprob) for c in by_likelihood})
+            entry["top_logprobs"].append(by_text(top))
         return entry
 
 

@@ -31,7 +31,7 @@ def bind(args: ServerArgs) -> socket.socket:
         # of an answer waits until the client has acknowledged the first, which it delays by some 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for a name that DNS could not carry
         raise ModelError(
             f"Cannot listen on {args.host}, port {args.port}: {_reason(error)}. Choose others with --host and --port."
         ) from None

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
@@ -127,8 +127,9 @@ class RequestLine:
         if scope["type"] == "http":
             scope = dict(scope) | {"root_path": self.root_path}
             if scope["path"].lower().startswith(("http://", "https://")):
-                path = urlsplit(scope["raw_path"].decode("latin-1")).path or "/"  # split before %2F is a slash
-                scope |= {"path": unquote(path), "raw_path": path.encode("latin-1")}
+                # Split before %2F is a slash. Who the host is does not matter, nor whether it can be one (`http://[/`).
+                raw_path = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
+                scope |= {"path": unquote(raw_path.decode("latin-1")), "raw_path": raw_path}
             if scope["method"] == "HEAD":
                 scope["method"] = "GET"
         await self.app(scope, receive, send)
