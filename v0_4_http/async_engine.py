@@ -214,6 +214,7 @@ class AsyncEngine:
             UnavailableError: not now.
             EngineDeadError: never again.
         """
+        self.check_serving()  # first: at the end of a server its engine is gone
         for_each(lambda prompt: self.engine.validate(prompt[1], params), prompts)
         num_sequences = len(prompts) * params.n
         self.check_available(num_sequences)

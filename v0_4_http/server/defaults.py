@@ -45,8 +45,9 @@ def sampling_defaults(source: str, folder: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
         given = {ours: content[theirs] for theirs, ours in NAMES.items() if content.get(theirs) is not None}
         params = SamplingParams(**given)
-    except (ValueError, AttributeError, RecursionError) as error:
-        reason = str(error) if isinstance(error, RequestError) else "it is not a JSON object."
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        said = f"{error.strerror}." if isinstance(error, OSError) else "it is not a JSON object."
+        reason = str(error) if isinstance(error, RequestError) else said
         raise ModelError(f"{file}: {reason} With --generation-config vllm it is not read.") from None
     neutral = {field.name: field.default for field in dataclasses.fields(SamplingParams)} | {"max_tokens": None}
     return {name: getattr(params, name) for name in given if getattr(params, name) != neutral[name]}
