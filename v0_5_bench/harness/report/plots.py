@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .roofline import Results, roofline_point
+from .roofline import Results, roofline_point, roofs
 from .tables import WORKLOADS, label
 
 if TYPE_CHECKING:
@@ -132,16 +132,23 @@ def steps(results: Results) -> "Figure":
 
 
 def roofline(results: Results) -> "Figure":
-    """The roof of the machine, and every engine on every workload under it; both axes are logarithmic."""
+    """The roof of the machine, and every engine on every workload under it; both axes are logarithmic.
+
+    The roof is a band, from the lowest that was measured to the highest. The first engine is a ring, so
+    that no point hides another.
+    """
     figure, [axes] = _figure(1, (7.2, 3.9), [1])
-    limits = results["attribution"]["machine"]
-    top, slope = limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"]
-    xs = [0.1, top / slope, 3000.0]
-    axes.plot(xs, [min(top, slope * x) for x in xs], color=GREY, lw=1.5)
+    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
+    xs = sorted([0.1, top / slope, low_top / low_slope, 3000.0])
+    low, high = ([min(t, s * x) for x in xs] for t, s in ((low_top, low_slope), (top, slope)))
+    axes.fill_between(xs, low, high, color=GREY, alpha=0.3, lw=0)
+    axes.plot(xs, low, color=GREY, lw=1.0)
+    axes.plot(xs, high, color=GREY, lw=1.0)
     middle = (xs[0] * xs[1]) ** 0.5
     axes.annotate("what memory allows ", (middle, slope * middle), ha="right", va="bottom")
-    axes.annotate("what the cores allow", (xs[2], top), xytext=(0, 5), textcoords="offset points", ha="right")
-    for engine, versions in results["comparison"]["engines"].items():
+    axes.annotate("what the cores allow", (xs[-1], top), xytext=(0, 5), textcoords="offset points", ha="right")
+    first = next(iter(results["comparison"]["engines"]))
+    for i, (engine, versions) in enumerate(results["comparison"]["engines"].items()):
         points = [roofline_point(results, engine, name) for name in WORKLOADS]
         colour = COLOURS.get(engine, GREY)
         axes.plot(
@@ -149,16 +156,19 @@ def roofline(results: Results) -> "Figure":
             [point["gflop_s"] for point in points],
             "o",
             color=colour,
-            ms=6,
+            ms=11 if engine == first else 6,
+            mew=2,
+            mfc="none" if engine == first else colour,
+            zorder=3 + i,
             label=label(engine, versions).replace("`", ""),
         )
     for name in WORKLOADS:
-        point = roofline_point(results, next(iter(results["comparison"]["engines"])), name)
+        point = roofline_point(results, first, name)
         short = WORKLOADS[name].replace(" requests", "").replace(" request", "").replace("prefill ", "")
-        axes.annotate(short, (point["intensity"], top * 0.013), ha="center", fontsize=8.5)
+        axes.annotate(short, (point["intensity"], top * 0.0088), ha="center", fontsize=8.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(top * 0.01, top * 1.8)
+    axes.set_ylim(top * 0.0075, top * 1.8)
     axes.set_xlabel("FLOP for each byte that must be read (below: requests, or tokens of a prompt)")
     axes.set_title("GFLOP/s", loc="left", fontsize=10)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
