@@ -137,7 +137,7 @@ def roofline(results: Results) -> "Figure":
     The roof is a band, from the lowest that was measured to the highest. The first engine is a ring, so
     that no point hides another.
     """
-    figure, [axes] = _figure(1, (7.2, 3.9), [1])
+    figure, [axes] = _figure(1, (5.4, 4.4), [1])
     (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
     xs = sorted([0.1, top / slope, low_top / low_slope, 3000.0])
     low, high = ([min(t, s * x) for x in xs] for t, s in ((low_top, low_slope), (top, slope)))
@@ -169,9 +169,9 @@ def roofline(results: Results) -> "Figure":
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(top * 0.0075, top * 1.8)
-    axes.set_xlabel("FLOP for each byte that must be read (below: requests, or tokens of a prompt)")
+    axes.set_xlabel("FLOP for each byte that must be read\n(along the axis: requests, or tokens of a prompt)")
     axes.set_title("GFLOP/s", loc="left", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8.5)
     return figure
 
 
