@@ -145,7 +145,7 @@ def roofline(results: Results) -> "Figure":
     axes.plot(xs, low, color=GREY, lw=1.0)
     axes.plot(xs, high, color=GREY, lw=1.0)
     middle = (xs[0] * xs[1]) ** 0.5
-    axes.annotate("what memory allows ", (middle, slope * middle), ha="right", va="bottom")
+    axes.annotate("what memory\nallows ", (middle, slope * middle), ha="right", va="bottom")
     axes.annotate("what the cores allow", (xs[-1], top), xytext=(0, 5), textcoords="offset points", ha="right")
     first = next(iter(results["comparison"]["engines"]))
     for i, (engine, versions) in enumerate(results["comparison"]["engines"].items()):
@@ -164,7 +164,13 @@ def roofline(results: Results) -> "Figure":
         )
     for name in WORKLOADS:
         point = roofline_point(results, first, name)
-        short = WORKLOADS[name].replace(" requests", "").replace(" request", "").replace("prefill ", "")
+        short = (
+            WORKLOADS[name]
+            .replace(" requests", "")
+            .replace(" request", "")
+            .replace("prefill ", "")
+            .replace(",000", "k")
+        )
         axes.annotate(short, (point["intensity"], top * 0.0088), ha="center", fontsize=8.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
