@@ -131,6 +131,43 @@ def steps(results: Results) -> "Figure":
     return figure
 
 
+# Of each experiment: its name in the results, the figure, how it is called, and what it is multiplied by.
+EXPERIMENTS = (
+    ("batching", "tokens_per_s", "batching, tokens/s", 1),
+    ("static_batching", "tokens_per_s", "static batching, tokens/s", 1),
+    ("paging", "most_at_once", "paging, requests at once", 1),
+    ("mixed_step", "tokens_per_s", "mixed step, tokens/s", 1),
+    ("packed_matrices", "tokens_per_s", "packed matrices, tokens/s by requests", 1),
+    ("chunked_prefill", "longest_gap_ms", "chunked prefill, longest gap in ms", 1),
+    ("token_budget", "longest_gap_ms", "token budget, longest gap in ms", 1),
+    ("token_budget", "ttft_s", "token budget, ms to the long prompt's first token", 1000),
+)
+
+
+def experiments(results: Results) -> "Figure":
+    """Bars: a panel for each experiment, a bar for each way."""
+    from matplotlib.figure import Figure
+
+    found = results["attribution"]["experiments"]
+    chosen = [(found[name]["ways"], key, title, factor) for name, key, title, factor in EXPERIMENTS if name in found]
+    heights = [len(ways) + 1.6 for ways, *_ in chosen]
+    figure = Figure(figsize=(5.4, 0.24 * sum(heights)))
+    panels = figure.subplots(len(chosen), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (ways, key, title, factor) in zip(panels, chosen, strict=True):
+        values = [way[key]["median"] * factor for way in ways.values()]
+        axes.barh(range(len(ways)), values, 0.7, color=PART_COLOURS[0])
+        for place, value in enumerate(values):
+            axes.annotate(f" {value:,.0f}", (value, place), va="center", fontsize=8.5)
+        axes.set_yticks(range(len(ways)), list(ways))
+        axes.set_xticks([])
+        axes.set_xlim(0, max(values) * 1.2)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["bottom"].set_visible(False)
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=10)
+    return figure
+
+
 def roofline(results: Results) -> "Figure":
     """The roof of the machine, and every engine on every workload under it; both axes are logarithmic.
 
@@ -193,5 +230,6 @@ PLOTS = {
     "comparison": (("comparison",), comparison),
     "progression": (("progression",), progression),
     "steps": (("attribution",), steps),
+    "experiments": (("attribution",), experiments),
     "roofline": (("comparison", "attribution"), roofline),
 }
