@@ -150,9 +150,13 @@ def experiments(results: Results) -> "Figure":
 
     found = results["attribution"]["experiments"]
     chosen = [(found[name]["ways"], key, title, factor) for name, key, title, factor in EXPERIMENTS if name in found]
-    heights = [len(ways) + 1.6 for ways, *_ in chosen]
-    figure = Figure(figsize=(5.4, 0.24 * sum(heights)))
-    panels = figure.subplots(len(chosen), 1, height_ratios=heights, squeeze=False)[:, 0]
+    heights = [len(ways) for ways, *_ in chosen]
+    height = 0.36 * sum(heights)
+    # By hand: the solver of the other plots does not place so many panels the same every time.
+    figure = Figure(figsize=(5.4, height))
+    figure.set_layout_engine("none")
+    places = {"left": 0.24, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.05 / height, "hspace": 0.35}
+    panels = figure.subplots(len(chosen), 1, height_ratios=heights, gridspec_kw=places, squeeze=False)[:, 0]
     for axes, (ways, key, title, factor) in zip(panels, chosen, strict=True):
         values = [way[key]["median"] * factor for way in ways.values()]
         axes.barh(range(len(ways)), values, 0.7, color=PART_COLOURS[0])
