@@ -132,7 +132,7 @@ assert "step" not in vars(llm.engine)
 # %%
 import torch
 
-from v0_5_bench.harness.explain.rates import bandwidth
+from v0_5_bench.harness.compare.rates import bandwidth
 
 elements = llm.engine.model.lm_head.numel() + sum(
     matrix.numel()

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import importlib
 import json
+import socket
 import threading
 
 import pytest
@@ -64,6 +65,27 @@ def test_sse_6_a_client_that_leaves_its_stream_ends_its_request_alone(serve):
         assert neighbour.result().json()["choices"][0]["text"] == "BCDEF"
         server.assert_idle()
         assert model.num_forwards == 6  # the neighbour's, which came a step later
+
+
+def test_a_client_that_does_not_read_holds_nobody_up_and_its_blocks_are_free_before_it_has_read(serve):
+    body = {"prompt": "0", "max_tokens": 200, "temperature": 0, "n": 20, "stream": True, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    with (
+        serve(Successor(), num_blocks=2000, block_size=4) as server,
+        socket.socket() as slow,
+        held(server, 1) as (gate, _),
+    ):
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.http.base_url.port))
+        slow.sendall(head.encode() + data)
+        gate.reached(1)
+        gate.go(1)
+        assert server.complete(prompt="a", max_tokens=5).json()["choices"][0]["text"] == "bcdef"
+        server.assert_idle()
+        received = b"".join(iter(lambda: slow.recv(2**16), b""))
+    assert received.count(b'"finish_reason":"length"') == 20
+    assert received.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("stream", [False, True])

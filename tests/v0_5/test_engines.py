@@ -191,6 +191,20 @@ def test_ben_6_the_order_of_the_engines_alternates():
     assert order == [1, 0, 0, 1, 1, 0, 0, 1]
 
 
+def test_the_machine_is_measured_in_every_round_that_counts():
+    class Machine:
+        def __init__(self):
+            self.rates = [45.0, 75.0, 60.0]
+
+        def ask(self, job):
+            assert job == {"do": "measure", "num_bytes": 512 * 2**20, "size": 2048}
+            return {"read_gb_s": {"median": self.rates.pop(0)}, "float32_tflop_s": {"median": 0.5}}
+
+    [(_, entry)] = compare.measure({"a": Scripted([1.0] * 4)}, WORKLOAD, 3, 0, Machine())
+    assert entry["machine"]["read_gb_s"] == {"median": 60.0, "min": 45.0, "max": 75.0}
+    assert entry["machine"]["float32_tflop_s"] == {"median": 0.5, "min": 0.5, "max": 0.5}
+
+
 def test_ben_6_a_shorter_answer_ends_the_comparison():
     engines = {"a": Scripted([1.0]), "b": Scripted([1.0], extra=-1)}
     with pytest.raises(ModelError, match=r"b answered \[3, 3\] tokens where \[4, 4\] were asked for"):
@@ -211,6 +225,7 @@ def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_p
     monkeypatch.setattr(compare, "POOL_OUTPUT_LEN", (2, 5))
     monkeypatch.setattr(compare, "POOL_MODEL_LEN", 64)
     monkeypatch.setattr(compare.workloads, "HIGHEST_ID", 120)
+    monkeypatch.setattr(compare, "RATES", {"num_bytes": 2**20, "size": 64})
     out = tmp_path / "comparison.json"
     flags = ["--engines", "v0_5", "transformers", "v0_1", "--model", tiny.folder, "--repeats", 2, "--out", out]
     code = harness.main(["compare", *map(str, flags), "--workloads", "decode_8"])
@@ -222,6 +237,7 @@ def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_p
     assert found["weights"]["model.safetensors"].startswith("sha256 ")
     assert {len(samples) for samples in found["workloads"]["decode_8"]["samples_seconds"].values()} == {2}
     assert found["workloads"]["decode_8"]["same_answers"] == dict.fromkeys(found["engines"], "6 of 6")
+    assert found["workloads"]["decode_8"]["machine"]["read_gb_s"]["min"] > 0
     pool = found["occupancy"]["engines"]["v0_5"]
     assert 0 < pool["tokens_of_pool"] <= pool["blocks_of_pool"] <= 1
     assert pool["tokens_of_pool"] <= pool["tokens_of_blocks"] <= 1

@@ -86,8 +86,20 @@ def test_the_roofline_counts_what_two_requests_of_3_plus_2_tokens_need():
     point = roofline.roofline_point(roof(10.0, 1.0), "a", "w")
     assert point["intensity"] == pytest.approx(flop / num_bytes)
     assert point["gflop_s"] == pytest.approx(flop / 2)
-    assert point["limit"] == pytest.approx(10.0 * flop / num_bytes)
-    assert roofline.roofline_point(roof(1e6, 1e-3), "a", "w")["limit"] == pytest.approx(1.0)
+    assert point["low"] == point["high"] == pytest.approx(10.0 * flop / num_bytes)
+    assert roofline.roofline_point(roof(1e6, 1e-3), "a", "w")["low"] == pytest.approx(1.0)
+
+
+def test_the_roof_is_that_of_the_workloads_rounds_else_of_every_time_that_it_was_measured():
+    def rates(read_gb_s, tflop_s):
+        return {"read_gb_s": {"median": read_gb_s}, "float32_tflop_s": {"median": tflop_s}}
+
+    found = roof(45.0, 0.5)
+    found["attribution"]["machine_later"] = rates(75.0, 0.25)
+    assert roofline.roofs(found, ["w"]) == ((250.0, 45.0), (500.0, 75.0))
+    assert roofline.roofline_point(found, "a", "w")["high"] <= 500.0
+    found["comparison"]["workloads"] = {"w": ENTRY | {"machine": rates(60.0, 0.4)}}
+    assert roofline.roofs(found, ["w"]) == ((400.0, 60.0), (400.0, 60.0))
 
 
 def test_the_limits_of_an_a10_are_those_of_reading_all_matrices_and_of_multiplying_by_them():

@@ -3,7 +3,8 @@
 What makes it a comparison: the same weights in the same dtype; before anything is timed, all must give the same greedy
 tokens; prompts that nobody has seen before, the same for all, and answers of a fixed length; a round that warms up and
 is left out; then rounds in alternating order, while whoever is not asked stands still. A ratio is taken within a round,
-so that a machine that slows down slows down all of them.
+so that a machine that slows down slows down all of them. What the machine itself reaches is measured in every round,
+too: the roof of one hour is not that of the next.
 """
 
 import argparse
@@ -34,6 +35,7 @@ CHECK_TEXTS = (
     "The quick brown fox jumps over the lazy",
 )
 CHECK_LEN = 4
+RATES = {"num_bytes": 512 * 2**20, "size": 2048}  # what `cpu_rates` sums up, and multiplies
 MIN_MODEL_LEN = 128  # tokens; the check needs some, whatever is measured
 
 # The pool of `measure_occupancy`, in tokens, and what is asked of it: more than it holds.
@@ -119,7 +121,8 @@ def run(args: argparse.Namespace) -> None:
         results["check"] = check_same(engines, places)
         print(results["check"]["what"], file=sys.stderr)
         results["workloads"] = {}
-        for name, entry in measure(engines, chosen, args.repeats, args.seed):
+        machine = stack.enter_context(peers.Engine("machine", peers.machine()))
+        for name, entry in measure(engines, chosen, args.repeats, args.seed, machine):
             results["workloads"][name] = entry
             runs.write(args.out, results)
     Console().print(table(results))
@@ -166,12 +169,17 @@ def check_same(engines: dict[str, peers.Engine], places: Places) -> dict[str, An
 
 
 def measure(
-    engines: dict[str, peers.Engine], chosen: dict[str, Workload], repeats: int, seed: int
+    engines: dict[str, peers.Engine],
+    chosen: dict[str, Workload],
+    repeats: int,
+    seed: int,
+    machine: peers.Engine | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rounds of one workload after the other.
 
     Yields:
-        A workload's name, and of each engine the seconds, and how its tokens and its speed stand to the first one's.
+        A workload's name, and of each engine the seconds, and how its tokens and its speed stand to the first one's;
+        and what the machine reached in the same rounds, if `machine` is there to be asked.
     """
     from tqdm import tqdm
 
@@ -181,6 +189,7 @@ def measure(
             num, length = workload.num_requests, workload.input_len
             seconds: dict[str, list[float]] = {engine: [] for engine in engines}
             same = dict.fromkeys(engines, 0)
+            rates: list[dict[str, Any]] = []
             for repeat in range(repeats + 1):
                 if bar.disable:  # into a file, or a log: a line a round is what one can see of it
                     print(f"{name}, round {repeat} of {repeats} ...", file=sys.stderr, flush=True)
@@ -193,12 +202,18 @@ def measure(
                     answers[engine] = engines[engine].ask(job)
                     _check_lengths(engine, answers[engine]["token_ids"], output_lens)
                     bar.update()
+                if repeat and machine is not None:
+                    rates.append(machine.ask({"do": "measure", **RATES}))
                 if repeat:
                     for engine, answer in answers.items():
                         seconds[engine].append(answer["seconds"])
                         pairs = zip(answer["token_ids"], answers[first]["token_ids"], strict=True)
                         same[engine] += sum(a == b for a, b in pairs)
-            yield name, _entry(workload, seconds, same, first)
+            entry = _entry(workload, seconds, same, first)
+            if rates:
+                reached = ("read_gb_s", "float32_tflop_s")
+                entry["machine"] = {key: spread([rate[key]["median"] for rate in rates]) for key in reached}
+            yield name, entry
 
 
 def _check_lengths(engine: str, token_ids: list[list[int]], output_lens: Sequence[int]) -> None:

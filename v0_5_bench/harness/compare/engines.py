@@ -307,6 +307,25 @@ class LlamaCpp:
         return answers
 
 
+class Machine:
+    """No engine, but what all of them run on: how fast it reads and multiplies in this round.
+
+    Args:
+        module: the name of `rates.py`.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.rates = importlib.import_module(module)
+
+    def versions(self) -> dict[str, str]:
+        """Of the package that computes."""
+        return _versions("torch")
+
+    def measure(self, num_bytes: int, size: int) -> Answer:
+        """See `cpu_rates`."""
+        return dict(self.rates.cpu_rates(num_bytes, size, 1))
+
+
 def _versions(*packages: str) -> dict[str, str]:
     found = {}
     for package in packages:
@@ -322,6 +341,7 @@ ENGINES = {
     "transformers": Transformers,
     "transformers_continuous": TransformersContinuous,
     "llama_cpp": LlamaCpp,
+    "machine": Machine,
 }
 
 

@@ -83,6 +83,11 @@ class Engine(Child):
             raise
 
 
+def machine() -> Start:
+    """How the process is started that measures the machine itself (`rates.py`), in this environment."""
+    return Start("machine", {"module": f"{__package__}.rates"})
+
+
 def ours(package: str, **arguments: Any) -> Start:
     """How a milestone is started.
 

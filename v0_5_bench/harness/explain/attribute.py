@@ -226,30 +226,18 @@ def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
 
 
 def measure_machine(folder: Path, repeats: int) -> dict[str, Any]:
-    """GB/s that a sum over 512 MiB reads, TFLOP/s of a float32 product of 2,048 squared; and the model's sizes.
-
-    The product is taken twice, by PyTorch's `@` and on a matrix packed for oneDNN: which library is the better one is
-    a matter of the processor, and a roof that an engine can pass is none.
-    """
-    import torch
-
+    """What the machine reads and multiplies at, by `cpu_rates`; and the model's sizes."""
     from common.config import ModelConfig
-    from common.llama import linear, pack
     from common.weights import expected_shapes
 
-    from .rates import bandwidth, matrix_rate
+    from ..compare.compare import RATES
+    from ..compare.rates import cpu_rates
 
-    cpu, config = torch.device("cpu"), ModelConfig.from_folder(folder)
+    config = ModelConfig.from_folder(folder)
     matrices = {name: shape[0] * shape[1] for name, shape in expected_shapes(config).items() if len(shape) == 2}
-    rates = {
-        "plain": matrix_rate(cpu, torch.float32, 2048, repeats),
-        "packed": matrix_rate(cpu, torch.float32, 2048, repeats, prepare=pack, product=linear),
-    }
     return {
         "what": "GB/s read by a sum over 512 MiB; float32 TFLOP/s of a product of 2,048 x 2,048, the better of two",
-        "read_gb_s": bandwidth(cpu, 512 * 2**20, repeats, False),
-        "float32_tflop_s": max(rates.values(), key=lambda rate: rate["median"]),
-        "products_tflop_s": rates,
+        **cpu_rates(**RATES, repeats=repeats),
         "model": {
             "layer_elements": sum(size for name, size in matrices.items() if ".layers." in name),
             "head_elements": config.vocab_size * config.hidden_size,

@@ -16,7 +16,7 @@ import torch
 
 from common import loading
 
-from ..explain.rates import bandwidth, matrix_rate
+from ..compare.rates import bandwidth, matrix_rate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

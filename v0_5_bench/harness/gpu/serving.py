@@ -15,8 +15,8 @@ from common.weights import resolve
 from ...engine import LLMEngine
 from ...engine_args import shape_folder
 from ...scheduler import SchedulerOutput
+from ..compare.rates import timed, wait
 from ..explain.profiler import Profiler
-from ..explain.rates import timed, wait
 from ..load.workloads import random_ids
 from .card import Settings, report
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .roofline import Results, roofline_point
+from .roofline import Results, roofline_point, roofs
 from .tables import WORKLOADS, label
 
 if TYPE_CHECKING:
@@ -131,17 +131,65 @@ def steps(results: Results) -> "Figure":
     return figure
 
 
+# Of each experiment: its name in the results, the figure, how it is called, and what it is multiplied by.
+EXPERIMENTS = (
+    ("batching", "tokens_per_s", "batching, tokens/s", 1),
+    ("static_batching", "tokens_per_s", "static batching, tokens/s", 1),
+    ("paging", "most_at_once", "paging, requests at once", 1),
+    ("mixed_step", "tokens_per_s", "mixed step, tokens/s", 1),
+    ("packed_matrices", "tokens_per_s", "packed matrices, tokens/s by requests", 1),
+    ("chunked_prefill", "longest_gap_ms", "chunked prefill, longest gap in ms", 1),
+    ("token_budget", "longest_gap_ms", "token budget, longest gap in ms", 1),
+    ("token_budget", "ttft_s", "token budget, ms to the long prompt's first token", 1000),
+)
+
+
+def experiments(results: Results) -> "Figure":
+    """Bars: a panel for each experiment, a bar for each way."""
+    from matplotlib.figure import Figure
+
+    found = results["attribution"]["experiments"]
+    chosen = [(found[name]["ways"], key, title, factor) for name, key, title, factor in EXPERIMENTS if name in found]
+    heights = [len(ways) for ways, *_ in chosen]
+    height = 0.36 * sum(heights)
+    # By hand: the solver of the other plots does not place so many panels the same every time.
+    figure = Figure(figsize=(5.4, height))
+    figure.set_layout_engine("none")
+    places = {"left": 0.24, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.05 / height, "hspace": 0.35}
+    panels = figure.subplots(len(chosen), 1, height_ratios=heights, gridspec_kw=places, squeeze=False)[:, 0]
+    for axes, (ways, key, title, factor) in zip(panels, chosen, strict=True):
+        values = [way[key]["median"] * factor for way in ways.values()]
+        axes.barh(range(len(ways)), values, 0.7, color=PART_COLOURS[0])
+        for place, value in enumerate(values):
+            axes.annotate(f" {value:,.0f}", (value, place), va="center", fontsize=8.5)
+        axes.set_yticks(range(len(ways)), list(ways))
+        axes.set_xticks([])
+        axes.set_xlim(0, max(values) * 1.2)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["bottom"].set_visible(False)
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=10)
+    return figure
+
+
 def roofline(results: Results) -> "Figure":
-    """The roof of the machine, and every engine on every workload under it; both axes are logarithmic."""
-    figure, [axes] = _figure(1, (7.2, 3.9), [1])
-    limits = results["attribution"]["machine"]
-    top, slope = limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"]
-    xs = [0.1, top / slope, 3000.0]
-    axes.plot(xs, [min(top, slope * x) for x in xs], color=GREY, lw=1.5)
+    """The roof of the machine, and every engine on every workload under it; both axes are logarithmic.
+
+    The roof is a band, from the lowest that was measured to the highest. The first engine is a ring, so
+    that no point hides another.
+    """
+    figure, [axes] = _figure(1, (5.4, 4.4), [1])
+    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
+    xs = sorted([0.1, top / slope, low_top / low_slope, 3000.0])
+    low, high = ([min(t, s * x) for x in xs] for t, s in ((low_top, low_slope), (top, slope)))
+    axes.fill_between(xs, low, high, color=GREY, alpha=0.3, lw=0)
+    axes.plot(xs, low, color=GREY, lw=1.0)
+    axes.plot(xs, high, color=GREY, lw=1.0)
     middle = (xs[0] * xs[1]) ** 0.5
-    axes.annotate("what memory allows ", (middle, slope * middle), ha="right", va="bottom")
-    axes.annotate("what the cores allow", (xs[2], top), xytext=(0, 5), textcoords="offset points", ha="right")
-    for engine, versions in results["comparison"]["engines"].items():
+    axes.annotate("what memory\nallows ", (middle, slope * middle), ha="right", va="bottom")
+    axes.annotate("what the cores allow", (xs[-1], top), xytext=(0, 5), textcoords="offset points", ha="right")
+    first = next(iter(results["comparison"]["engines"]))
+    for i, (engine, versions) in enumerate(results["comparison"]["engines"].items()):
         points = [roofline_point(results, engine, name) for name in WORKLOADS]
         colour = COLOURS.get(engine, GREY)
         axes.plot(
@@ -149,19 +197,28 @@ def roofline(results: Results) -> "Figure":
             [point["gflop_s"] for point in points],
             "o",
             color=colour,
-            ms=6,
+            ms=11 if engine == first else 6,
+            mew=2,
+            mfc="none" if engine == first else colour,
+            zorder=3 + i,
             label=label(engine, versions).replace("`", ""),
         )
     for name in WORKLOADS:
-        point = roofline_point(results, next(iter(results["comparison"]["engines"])), name)
-        short = WORKLOADS[name].replace(" requests", "").replace(" request", "").replace("prefill ", "")
-        axes.annotate(short, (point["intensity"], top * 0.013), ha="center", fontsize=8.5)
+        point = roofline_point(results, first, name)
+        short = (
+            WORKLOADS[name]
+            .replace(" requests", "")
+            .replace(" request", "")
+            .replace("prefill ", "")
+            .replace(",000", "k")
+        )
+        axes.annotate(short, (point["intensity"], top * 0.0088), ha="center", fontsize=8.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(top * 0.01, top * 1.8)
-    axes.set_xlabel("FLOP for each byte that must be read (below: requests, or tokens of a prompt)")
+    axes.set_ylim(top * 0.0075, top * 1.8)
+    axes.set_xlabel("FLOP for each byte that must be read\n(along the axis: requests, or tokens of a prompt)")
     axes.set_title("GFLOP/s", loc="left", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8.5)
     return figure
 
 
@@ -177,5 +234,6 @@ PLOTS = {
     "comparison": (("comparison",), comparison),
     "progression": (("progression",), progression),
     "steps": (("attribution",), steps),
+    "experiments": (("attribution",), experiments),
     "roofline": (("comparison", "attribution"), roofline),
 }

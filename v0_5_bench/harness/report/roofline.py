@@ -4,6 +4,7 @@ A step can be no shorter than it takes to read what it must read, nor than it ta
 counts is a matter of how many operations there are for each byte (Williams, Waterman and Patterson, 2009).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from common.config import ModelConfig
@@ -30,13 +31,26 @@ def a10_limits() -> dict[str, float]:
     return {"one_tok_s": 1 / step, "many_tok_s": 32 / step, "prefill_s": 2 * layers * 4000 / A10_FLOP_PER_S}
 
 
+def roofs(results: Results, workloads: Sequence[str]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The lowest and the highest roof that was measured, each as GFLOP/s of a product and GB/s that are read.
+
+    Those of the workloads' own rounds; where a comparison has none, those that were measured before it and after it.
+    """
+    found = [entry["machine"] for name in workloads if "machine" in (entry := results["comparison"]["workloads"][name])]
+    if not found:
+        found = [results["attribution"][key] for key in ("machine", "machine_later") if key in results["attribution"]]
+    tops = [rates["float32_tflop_s"]["median"] * 1e3 for rates in found]
+    slopes = [rates["read_gb_s"]["median"] for rates in found]
+    return (min(tops), min(slopes)), (max(tops), max(slopes))
+
+
 def roofline_point(results: Results, engine: str, workload: str) -> dict[str, float]:
-    """Where an engine stands: FLOP for each byte that must be read, GFLOP/s, and the share of what the roof allows.
+    """Where an engine stands: FLOP for each byte that must be read, GFLOP/s, and the lowest and the highest roof there.
 
     Counted are the products with the matrices and causal attention; read are all matrices in float32, once a step, and
     the KV of all requests. How an engine cuts a prompt into steps is its own affair, so a prefill counts as one step.
     """
-    model, limits = results["attribution"]["machine"]["model"], results["attribution"]["machine"]
+    model = results["attribution"]["machine"]["model"]
     entry = results["comparison"]["workloads"][workload]
     num, prompt, output = entry["num_requests"], entry["input_len"], entry["output_len"]
     length = prompt + output - 1  # tokens that go through the layers; the last one is only sampled
@@ -47,5 +61,5 @@ def roofline_point(results: Results, engine: str, workload: str) -> dict[str, fl
     num_bytes = 4 * (output * (layers + head) + num * kv_read)
     gflop_s = flop / entry["seconds"][engine]["median"] / 1e9
     intensity = flop / num_bytes
-    limit = min(limits["float32_tflop_s"]["median"] * 1e3, limits["read_gb_s"]["median"] * intensity)
-    return {"intensity": intensity, "gflop_s": gflop_s, "limit": limit, "share": gflop_s / limit}
+    low, high = (min(top, slope * intensity) for top, slope in roofs(results, [workload]))
+    return {"intensity": intensity, "gflop_s": gflop_s, "low": low, "high": high}

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import ModelError
 
-from .roofline import Results, a10_limits, roofline_point
+from .roofline import Results, a10_limits, roofline_point, roofs
 
 LABELS = {
     "v0_1": "v0.1, one slab",
@@ -244,23 +244,29 @@ def crosscheck(results: Results) -> str:
 
 def roofline(results: Results) -> str:
     """The limits of the machine, and what share of them each engine reaches."""
-    limits = results["attribution"]["machine"]
-    gb_s, gflop_s = limits["read_gb_s"]["median"], limits["float32_tflop_s"]["median"] * 1e3
+    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
     rows = []
     for engine, versions in results["comparison"]["engines"].items():
         cells = []
         for name in WORKLOADS:
             point = roofline_point(results, engine, name)
-            cells.append(f"{point['gflop_s']:,.0f} ({point['share']:.0%})")
+            shares = _range(point["gflop_s"] / point["high"], point["gflop_s"] / point["low"], ".0%")
+            cells.append(f"{point['gflop_s']:,.0f} ({shares})")
         rows.append([label(engine, versions), *cells])
     first, *_ = results["comparison"]["engines"]
-    reach = [f"{roofline_point(results, first, name)['limit']:,.0f}" for name in WORKLOADS]
-    rows.append(["*what the roof allows*", *reach])
+    points = [roofline_point(results, first, name) for name in WORKLOADS]
+    rows.append(["*what the roof allows*", *(_range(point["low"], point["high"], ",.0f") for point in points)])
     text = (
-        f"The machine reads {gb_s:.0f} GB/s and multiplies float32 matrices at {gflop_s:,.0f} GFLOP/s, both measured. "
-        "GFLOP/s of each engine, and its share of what the roof allows there:"
+        f"Measured on this machine: it reads {_range(low_slope, slope, '.0f')} GB/s and multiplies float32 matrices at "
+        f"{_range(low_top, top, ',.0f')} GFLOP/s. GFLOP/s of each engine, and its share of what such a roof allows:"
     )
     return f"{text}\n\n" + markdown(["GFLOP/s", *WORKLOADS.values()], rows)
+
+
+def _range(low: float, high: float, form: str) -> str:
+    """`45 to 75`, or one figure where both are the same in this form."""
+    ends = dict.fromkeys((format(low, form), format(high, form)))
+    return " to ".join(ends)
 
 
 def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:

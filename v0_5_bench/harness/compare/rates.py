@@ -7,7 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.llama import linear, pack
 from common.measuring.recipe import spread
+
+
+def cpu_rates(num_bytes: int, size: int, repeats: int) -> dict[str, Any]:
+    """GB/s that a sum over so many bytes reads, TFLOP/s of a float32 product of two matrices of that size.
+
+    The product is taken twice, by PyTorch's `@` and on a matrix packed for oneDNN: which library is the better one is
+    a matter of the processor, and a roof that an engine can pass is none.
+    """
+    cpu = torch.device("cpu")
+    rates = {
+        "plain": matrix_rate(cpu, torch.float32, size, repeats),
+        "packed": matrix_rate(cpu, torch.float32, size, repeats, prepare=pack, product=linear),
+    }
+    return {
+        "read_gb_s": bandwidth(cpu, num_bytes, repeats, False),
+        "float32_tflop_s": max(rates.values(), key=lambda rate: rate["median"]),
+        "products_tflop_s": rates,
+    }
 
 
 def timed(run: Callable[[], Any], device: torch.device, repeats: int, *, calls: int = 1) -> list[float]:
