@@ -35,7 +35,12 @@ def main() -> int:
     parser.add_argument(
         "--vllm-venv", type=Path, help="an environment with the real vLLM, whose `bench serve` is tried"
     )
-    parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS], help="only these clients")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[client.name for client in CLIENTS],
+        help="only these (the page's results stay as they are)",
+    )
     parser.add_argument("--base-url", help=f"of a running server with the default model (default: start {MILESTONE})")
     parser.add_argument("--out", type=Path, default=table.RESULTS, help="default: the file that the page's table is of")
     parser.add_argument("--markdown", action="store_true", help="only write the table of --out into the server's page")
