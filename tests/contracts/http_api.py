@@ -397,6 +397,7 @@ def test_the_list_of_models_has_its_address_with_a_slash_too(serve_script):
         listed = server.http.get("/v1/models")
         assert server.http.get("/v1/models/").json() == listed.json()
         assert server.http.get("/v1/models/org/model").json() == listed.json()["data"][0]
+        assert server.http.get("/v1/models/%0A").status_code == 404  # Starlette's patterns end before a line end, too
 
 
 def test_unt_22_what_an_assistant_has_refused_with_is_its_turns_text(serve_script):

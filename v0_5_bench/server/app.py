@@ -194,15 +194,16 @@ def build_app(
         """Continue texts."""
         return await serving.completions(body, request)
 
-    @app.get("/v1/models/", include_in_schema=False)  # what a client that joins paths may ask for
     @app.get("/v1/models", responses={200: {"model": ModelList}, **error(401)})
     async def models() -> Response:
         """The names that the model is served by."""
         return respond(ModelList(object="list", data=serving.models()))
 
     @app.get("/v1/models/{name:path}", responses={200: {"model": ModelCard}, **error(401, 404)})
-    async def model_card(name: str) -> Response:
+    async def model_card(name: str, request: Request) -> Response:
         """One of them."""
+        if request.scope["path"].endswith("/v1/models/"):  # what a client that joins paths may ask for; not `%0A`
+            return await models()
         return respond(serving.model(name))
 
     @app.post("/tokenize", responses={200: {"model": Tokens}, **error(400, 401, 404, 413)})
