@@ -40,6 +40,8 @@ settings.register_profile("repository", derandomize=True, deadline=None, suppres
 settings.load_profile("repository")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
+# One thread in the processes that tests start, too, and none of them says how busy this machine is.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
