@@ -204,7 +204,7 @@ def test_how_many_prompt_logprobs_there_may_be(milestone, tiny):
 @pytest.mark.real_model
 def test_prompt_logprobs_of_the_real_model_equal_transformers(load, real):
     llm = load(real)
-    text = "The quick brown fox jumps over the lazy dog. Die Antwort ist 42, 中文 🙂.\n" * 20
+    text = "The quick brown fox jumps over the lazy dog. Die Antwort ist 42, 中文 🙂.\n" * 22
     outputs = llm.generate([text, "The sky is blue."], scored(3, max_tokens=0))
     assert len(outputs[0].prompt_token_ids) > 512
     for output in outputs:
