@@ -141,13 +141,18 @@ class DraftModelDrafter:
         self.kv_cache.begin_step(batch.block_tables, batch.query_lens, batch.ends)
         last_rows = torch.tensor(batch.query_lens, device=self.model.device).cumsum(0) - 1
         drafting = [i for i, num_drafts in enumerate(batch.num_draft_tokens) if num_drafts]
-        hidden = self.model.forward(batch.token_ids, batch.positions, self.kv_cache, rows=last_rows[drafting])
+        hidden = self._forward(batch.token_ids, batch.positions, last_rows[drafting])
         if drafting:
             for i, token_id in zip(drafting, self._most_likely(hidden), strict=True):
                 batch.requests[i].draft_token_ids.append(token_id)
 
     def _next_tokens(self, token_ids: Tensor, positions: Tensor) -> list[int]:
-        return self._most_likely(self.model.forward(token_ids, positions, self.kv_cache))
+        return self._most_likely(self._forward(token_ids, positions))
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        # A prompt may hold ids of the target's rows to spare; this model may have fewer of them.
+        token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
+        return self.model.forward(token_ids, positions, self.kv_cache, rows=rows)
 
     def _most_likely(self, hidden: Tensor) -> list[int]:
         return self.model.logits(hidden)[:, : self.vocab_size].argmax(dim=-1).tolist()

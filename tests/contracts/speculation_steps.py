@@ -275,7 +275,7 @@ def test_drafts_are_counted_in_the_budget_and_take_only_what_known_tokens_leave(
 @pytest.mark.parametrize("num_blocks", [9, 12, 16])
 @pytest.mark.parametrize("n", [1, 2])
 def test_wrong_drafts_change_nothing_of_what_anybody_gets_in_a_tight_pool(milestone, tiny, num_blocks, n):
-    """Step for step the same requests compute, are preempted and wait, with as many blocks: drafts took none of them."""
+    """Step for step the same requests compute, are preempted and wait, with as many blocks: drafts took none."""
     prompts = [PROMPT[:length] for length in (3, 9, 1, 7, 11, 4)]
     answers = answers_of(tiny, *prompts)
 
