@@ -8,6 +8,7 @@ All propose their most likely token. What a bad guess costs is time: whether a t
 model's own draw at its place (`model_runner.py`).
 """
 
+from array import array
 from collections.abc import Callable
 from typing import Protocol
 
@@ -58,12 +59,18 @@ class NgramDrafter:
             del request.draft_token_ids[num_drafts:]
 
     def _propose(self, token_ids: list[int], most: int) -> list[int]:
+        # As bytes, which Python searches some ten times as fast as a list: this is done for each request in each step.
+        packed = array("i", token_ids)
+        numbers, size = packed.tobytes(), packed.itemsize
         for length in range(min(self.ngram_max, len(token_ids) - 1), self.ngram_min - 1, -1):
-            pattern = token_ids[-length:]
+            pattern = numbers[-length * size :]
             # From the latest place back; the pattern's own place, at the end, has nothing behind it.
-            for start in range(len(token_ids) - length - 1, -1, -1):
-                if token_ids[start : start + length] == pattern:
-                    return token_ids[start + length : start + length + most]
+            start = numbers.rfind(pattern, 0, -size)
+            while start % size and start >= 0:  # bytes of two tokens that look like one
+                start = numbers.rfind(pattern, 0, start + len(pattern) - 1)
+            if start >= 0:
+                following = start // size + length
+                return token_ids[following : following + most]
         return []
 
 
