@@ -213,7 +213,8 @@ class Scheduler:
         for request, num_tokens, num_drafts in steps:
             num_rejected = 0
             if num_drafts:
-                num_accepted = taken[request.request_id] - 1
+                # One that ends the request is right, too, and is kept, though no other token follows it.
+                num_accepted = min(taken[request.request_id], len(sampled[request.request_id]) - 1)
                 num_rejected = num_drafts - num_accepted
                 scheduled.num_accepted_tokens[request.request_id] = num_accepted
                 request.num_draft_tokens += num_drafts

@@ -138,7 +138,7 @@ def test_spd_1_an_end_token_among_accepted_drafts_is_the_last(milestone, tiny, p
     engine = engine_of(milestone, tiny)
     speculate(engine, right(answers_of(tiny, PROMPT)), 4)
     engine.add_request("A", PROMPT, greedy(20, stop_token_ids=[end]))
-    outputs = []
+    outputs, counts = [], Counts(engine)
     while engine.has_unfinished_requests():
         outputs += engine.step()
         assert_exact(engine.scheduler)
@@ -146,6 +146,7 @@ def test_spd_1_an_end_token_among_accepted_drafts_is_the_last(milestone, tiny, p
     assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", end)
     assert outputs[-1].finished
     assert len(outputs) == 1 + -(-place // 5)
+    assert counts.num_right == place - place // 5  # the end token is one of them, unless it came without being guessed
 
 
 @pytest.mark.parametrize("end", [EOS, EOT])
