@@ -114,6 +114,15 @@ def test_the_model_itself_as_draft_model_is_always_right_where_the_answer_is_gre
     assert (counts.num_steps, counts.num_drafts, counts.num_right) == (12, 30, 30)
 
 
+def test_each_choice_has_its_own_copy_of_the_draft_models_last_block(milestone, tiny):
+    """The prompt's last block is not full: two of three choices write into copies of it, in both models' pools."""
+    llm = milestone.LLM(**tiny.ready, num_blocks=200, block_size=4, **options("itself", tiny, 3))
+    counts = Counts(llm.engine)
+    [output] = llm.generate([HEAD[:11]], greedy(13, n=3), use_tqdm=False)
+    assert tokens_of([output]) == [[tiny.tokens(HEAD[:11], 13)] * 3]
+    assert (counts.num_steps, counts.num_drafts, counts.num_right) == (4, 27, 27)
+
+
 def test_a_preempted_request_finds_the_draft_models_kv_again(milestone, tiny):
     """If it were not computed again with the target's, or for other places, its guesses would be wrong afterwards."""
     flags = {"num_blocks": 10, "block_size": 4, "enable_prefix_caching": False, "max_num_batched_tokens": 8}
