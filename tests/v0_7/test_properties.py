@@ -148,6 +148,6 @@ def machine(tiny):
 def test_any_drafter_prefixes_choices_and_aborts_in_tight_pools_give_the_tokens_of_plain_decoding(machine):
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=20, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
     )
     assert all(machine.seen.values()), machine.seen
