@@ -1,6 +1,5 @@
 """The table of what came out: on the terminal, and between two comments of the server's page in both languages."""
 
-from pathlib import Path
 from typing import Any
 
 from common.measuring.recipe import ROOT
