@@ -79,8 +79,8 @@ def test_packed_sequences_of_all_kinds_see_only_themselves(heads: tuple[int, int
     assert_right([5, 1, 3, 1, 8], [5, 12, 9, 1, 8], heads)
 
 
-@pytest.mark.parametrize(("query_len", "kv_len"), [(257, 700), (300, 301), (512, 1000)])
-def test_a_chunk_in_two_calls_agrees_with_one_call_and_its_mask(query_len: int, kv_len: int) -> None:
+@pytest.mark.parametrize(("query_len", "kv_len"), [(257, 700), (300, 301), (512, 1000), (1023, 1040)])
+def test_a_chunk_in_parts_agrees_with_one_call_and_its_mask(query_len: int, kv_len: int) -> None:
     q, k, v = inputs([query_len], [kv_len], (6, 2), 64)
     found = attention._attend_in_two(q, k, v)
     torch.testing.assert_close(found, attention._attend_at_once(q, k, v), rtol=1e-5, atol=1e-5)
