@@ -386,7 +386,7 @@ def test_unt_11_an_interrupt_at_any_line_leaves_shared_blocks_and_forks_as_they_
         llm, stream, streamed = prepare()
         assert interrupt(lambda: generate(llm), (milestone.__name__,), place)  # noqa: B023
         llm.engine.scheduler.check_integrity()
-        assert len(llm.engine.output_processor.parents) == 1
+        assert len(llm.engine.output_processor.parents) <= 1  # the stream, unless it has ended meanwhile
         assert generate(llm) == expected
         take(stream, streamed)
         assert list(streamed.values()) == [answers(llm.engine, tokens(5), seeded(3, 7, n=2))]

@@ -27,11 +27,14 @@ TOKENIZER = byte_tokenizer()
 LONGEST = 14  # tokens of the longest prompt, and of the longest answer
 SEEN: dict[str, int] = {}  # over all runs: what the test has to have met, or it says little
 
-# A token of a tree: two branches at each of a few places, and the same tokens elsewhere.
+
+def prompt_of(turns, num):
+    """A path in a tree of prompts: every third token is one of two, the others are always the same."""
+    return [1 + turns[i // 3] if i % 3 == 2 else 5 for i in range(num)]
+
+
 PROMPTS = st.builds(
-    lambda turns, num: [1 + turns[i // 3] if i % 3 == 2 else 5 for i in range(num)],
-    st.lists(st.integers(0, 1), min_size=LONGEST, max_size=LONGEST),
-    st.integers(1, LONGEST),
+    prompt_of, st.lists(st.integers(0, 1), min_size=LONGEST // 3, max_size=LONGEST // 3), st.integers(1, LONGEST)
 )
 
 
