@@ -93,7 +93,6 @@ class AnyRequests(RuleBasedStateMachine):
             ("copied", len(scheduled.blocks_to_copy)),
             ("cached", sum(scheduled.num_cached_tokens.values())),
             ("with forks", any(scheduled.forks)),
-            ("preempted with forks", sum(bool(request.forks) for request in scheduled.preempted)),
             ("preempted forks", sum(request.request_id[-1] != "0" for request in scheduled.preempted)),
         ):
             SEEN[name] = SEEN.get(name, 0) + num
@@ -235,7 +234,7 @@ def test_whatever_comes_no_token_is_wrong_and_no_block_lost_or_shared_by_those_w
     SEEN.clear()
     run_state_machine_as_test(
         AnyRequests,
-        settings=settings(max_examples=120, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=100, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )
-    for name in ("preempted", "copied", "cached", "with forks", "preempted with forks", "preempted forks"):
+    for name in ("preempted", "copied", "cached", "with forks", "preempted forks"):
         assert SEEN[name] > 0, name
