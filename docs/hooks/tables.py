@@ -2,7 +2,8 @@
 
 Below the width of a tablet such a table is stacked by the style sheet: each row is a block, its first cell the heading,
 and before each other cell stands its column's name. A style sheet cannot know that name nor how wide a table would be,
-so both are written into the page here: `data-stacked` on the table, `data-label` on its cells.
+so both are written into the page here: `data-stacked` on the table, `data-label` on its cells. The table of files of a
+page of changes has short numbers behind long paths: it stays a table, and its paths are broken (`data-files`).
 """
 
 import re
@@ -28,12 +29,17 @@ NUMBER = re.compile(r"[\d.,]+%?")
 
 def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """mkdocs calls this with every page's HTML, without the theme around it."""
-    return mark_wide_tables(html)
+    return mark_files(html) if page.file.src_uri.startswith("changes/") else mark_wide_tables(html)
 
 
 def mark_wide_tables(html: str) -> str:
     """The page with labels in those of its tables that a phone would show in part only."""
     return TABLE.sub(lambda match: _mark(match[0]) if least_width(match[0]) > COLUMN else match[0], html)
+
+
+def mark_files(html: str) -> str:
+    """A page of changes: its table stays one, and a file's path may be broken."""
+    return html.replace("<table>", "<table data-files>")
 
 
 def least_width(table: str) -> float:

@@ -43,6 +43,12 @@ def test_in_a_wide_table_every_cell_but_the_first_says_its_columns_name() -> Non
     assert "<th>two</th>" in marked
 
 
+def test_the_files_of_a_page_of_changes_stay_a_table_however_wide() -> None:
+    from tables import mark_files
+
+    assert mark_files(WIDE) == WIDE.replace("<table>", "<table data-files>")
+
+
 def test_a_first_cell_that_is_a_number_says_its_columns_name_too() -> None:
     from tables import mark_wide_tables
 
