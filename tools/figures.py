@@ -56,8 +56,10 @@ def _compute(results: Any, expression: str, file: str) -> Any:
     if "−" in expression:
         first, *others = (_compute(results, part, file) for part in expression.split("−"))
         return first - sum(others)
-    value, *rest = (part if part in "*/" else _factor(results, part, file) for part in re.split(r"([*/])", expression))
-    for operator, factor in zip(rest[::2], rest[1::2], strict=True):
+    path, *rest = re.split(r"([*/])", expression)
+    value = _factor(results, path, file)
+    for operator, path in zip(rest[::2], rest[1::2], strict=True):
+        factor = _factor(results, path, file)
         value = value * factor if operator == "*" else value / factor
     return value
 
