@@ -78,8 +78,8 @@ def where_it_ran() -> str:
     load = f", with a load of {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (
         f"Timed as this page was built, on {here['cpu']} with {cores}{load}; PyTorch had {threads} "
-        f"thread{'' if threads == '1' else 's'}. The lessons' figures are from runs on a quiet machine, so compare "
-        "these times with each other only."
+        f"thread{'' if threads == '1' else 's'}. The lessons' figures were measured with nothing else running, on "
+        "the machine that each results file names. So compare these times with each other only."
     )
 
 
