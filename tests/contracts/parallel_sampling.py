@@ -76,7 +76,7 @@ def test_logprobs_of_choices_are_those_of_separate_requests(milestone, tiny, cac
 def test_a_prompt_in_chunks_is_computed_once_too_and_nobody_else_takes_the_choices_seats(milestone, caching):
     engine = recall_engine(milestone, max_num_batched_tokens=8, max_num_seqs=4, enable_prefix_caching=caching)
     engine.add_request("A", tokens(30), seeded(1, 5, n=3))
-    engine.add_request("B", tokens(5), greedy(5, n=2))
+    engine.add_request("B", tokens(5)[::-1], greedy(5, n=2))  # begins with nothing that A has
     for num_chunks in range(1, 4):
         assert engine.step() == []
         assert engine.model.num_computed_tokens == 8 * num_chunks
@@ -89,7 +89,7 @@ def test_a_prompt_in_chunks_is_computed_once_too_and_nobody_else_takes_the_choic
     drain(engine, outputs)
     assert outputs == {
         "A": answers(engine, tokens(30), seeded(1, 5, n=3)),
-        "B": answers(engine, tokens(5), greedy(5, n=2)),
+        "B": answers(engine, tokens(5)[::-1], greedy(5, n=2)),
     }
     assert engine.model.num_computed_tokens == 30 + 3 * 4 + 5 + 2 * 4
     assert_idle(engine)
