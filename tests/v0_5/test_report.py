@@ -138,6 +138,26 @@ def test_a_ratio_stands_beside_the_other_engine_and_above_1_is_ours():
     assert theirs == "| other | 10&nbsp;tok/s<br>×2.00 (1.90&nbsp;to&nbsp;2.10) |"
 
 
+def test_a_later_milestone_is_a_row_of_the_progression_by_how_many_times_as_fast_as_v0_5_it_is():
+    times = {"seconds": {"v0_5": spread_of(2.0)}, "samples_seconds": {"v0_5": [2.0, 2.0], "v0_6": [1.0, 4.0]}}
+    found = {
+        "progression": {"engines": {"v0_5": {}}, "workloads": dict.fromkeys(("prefill_2000", "prefill_4000"), times)},
+        "later": {"engines": {"v0_5": {}, "v0_6": {}}, "workloads": {"prefill_2000": times}},
+    }
+    *_, older, later = tables.render("progression", found).split("\n")
+    assert older == "| mini-vLLM v0.5 | 2.00&nbsp;s | 2.00&nbsp;s |"
+    assert later == "| mini-vLLM v0.6 | ×1.25 of v0.5 (0.50&nbsp;to&nbsp;2.00) |  |"
+
+
+def test_the_prefix_cache_is_a_row_of_the_experiments_once_it_is_measured():
+    way = {"tokens_per_s": spread_of(20.0)}
+    batching = {"what": "many", "ways": {"a": way, "b": {"tokens_per_s": spread_of(40.0)}}}
+    found = {"attribution": {"experiments": {"batching": batching}}}
+    assert len(tables.render("experiments", found).split("\n")) == 4
+    found["attribution"]["prefix_caching"] = {"recipe": {}} | batching
+    assert tables.render("experiments", found).split("\n")[4] == "| prefix caching: many | a | 20 tok/s |"
+
+
 def test_the_parts_of_a_step_come_with_what_they_add_up_to():
     step = {"step_ms": spread_of(10.0), "sum_of_step": spread_of(0.98), "overhead": spread_of(0.01)}
     step |= {"linear layers": spread_of(7.0)}
