@@ -121,6 +121,7 @@ class AsyncEngine:
         self.hurried = False  # set while shutting down: wait for nobody any more
         self._has_failed = False
         self._requests: dict[str, _Request] = {}
+        self._calls: set[asyncio.Future[None]] = set()
         self._commands: deque[Callable[[], object]] = deque()
         self._num_submitted = 0  # sequences that stand in `_commands`
         self._stopping = False
@@ -246,6 +247,24 @@ class AsyncEngine:
             self._num_submitted += num_sequences
             self._condition.notify()
 
+    async def call(self, command: Callable[[], object]) -> None:
+        """Have the engine's thread do something, and wait until it is done; what it raises is raised here."""
+        self.check_serving()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._calls.add(done)
+        done.add_done_callback(self._calls.discard)
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                command()
+            except Exception as raised:
+                error = raised
+            self._loop.call_soon_threadsafe(_end, done, error)
+
+        self.call_soon(run)
+        await done
+
     async def shutdown(self, timeout: float) -> None:
         """Take nothing more, let what runs end for `timeout` seconds, abort the rest, and end the threads."""
         self.accepting = False
@@ -300,6 +319,8 @@ class AsyncEngine:
         for id_, request in self._requests.items():
             self._observe(self.observer.on_abort, id_, request.num_choices, "error")
         self._requests.clear()
+        for call in list(self._calls):
+            _end(call, EngineDeadError("The engine has stopped after an internal error: its log says more."))
 
     def _observe(self, method: Callable[..., None], *args: Any) -> None:
         try:
@@ -332,3 +353,13 @@ class AsyncEngine:
                 command()
             self._num_submitted = 0
             return not self._stopping
+
+
+def _end(done: "asyncio.Future[None]", error: Exception | None) -> None:
+    """Tell whoever waits, unless he has left."""
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -166,7 +166,8 @@ class Scheduler:
             request.num_computed_tokens += num_tokens
             self.block_manager.publish(request.request_id, request.token_ids)
         for request, forks in zip(scheduled.requests, scheduled.forks, strict=True):
-            self._fork(request, forks)
+            if forks:
+                self._fork(request, forks)
         for request in scheduled.requests_and_forks:
             if request.request_id in sampled:
                 request.sampling.output_token_ids.append(sampled[request.request_id])
@@ -212,7 +213,7 @@ class Scheduler:
         for fork in forks:
             self.block_manager.fork(leader.request_id, fork.request_id)
             fork.status, fork.num_computed_tokens = RequestStatus.RUNNING, leader.num_computed_tokens
-        after = self.running.index(leader) + 1 if forks else 0
+        after = self.running.index(leader) + 1
         self.running[after:after] = forks
         leader.forks = []
 

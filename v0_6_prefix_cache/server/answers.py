@@ -156,7 +156,7 @@ class ChatAnswer:
         if self._extras.token_ids:
             chunk["prompt_token_ids"] = output.prompt_token_ids
         if self._extras.usage:
-            chunk["usage"] = usage(len(output.prompt_token_ids), 0)
+            chunk["usage"] = usage(len(output.prompt_token_ids), 0, output.num_cached_tokens)
         return chunk
 
     def _chunk(self, index: int, delta: Delta, logprobs: ChatLogprobs | None = None) -> ChatCompletionChunk:

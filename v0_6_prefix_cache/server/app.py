@@ -116,6 +116,7 @@ def build_app(
         Health,
         ModelCard,
         ModelList,
+        Success,
         Text,
         Tokens,
         Version,
@@ -211,7 +212,13 @@ def build_app(
         @app.get("/tokenizer_info", responses={200: {"model": dict[str, Any]}, **error(401)})
         async def tokenizer_info() -> Response:
             """The tokenizer's configuration and chat template."""
-            return respond(engine.tokenizer.info())
+            return respond(serving.tokenizer.info())
+
+    @app.post("/reset_prefix_cache", responses={200: {"model": Success}, **error(401, 503)})
+    async def reset_prefix_cache() -> Response:
+        """Let no later request find what has been computed so far."""
+        await async_engine.call(async_engine.engine.reset_prefix_cache)
+        return respond(Success(success=True))
 
     @app.post("/ping", responses={200: {"model": Health}, **error(503)})
     @app.get("/ping", responses={200: {"model": Health}, **error(503)})

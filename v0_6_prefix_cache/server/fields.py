@@ -187,7 +187,7 @@ IGNORED: dict[str, tuple[str, ...]] = {
         "user",
     ),
     "it may only make an answer faster, or cheaper": (
-        *("backend_sampling", "cache_prompt", "cache_salt", "id_slot", "keep_alive", "n_cache_reuse"),
+        *("backend_sampling", "cache_prompt", "id_slot", "keep_alive", "n_cache_reuse"),
         *("ngram_corpus_id", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("service_tier", "stream_interval"),
     ),

@@ -59,13 +59,16 @@ class Metrics:
         ] = {}  # of each request that runs: the tokens of its choices
         scheduler, manager = engine.scheduler, engine.scheduler.block_manager
         self._gauge("num_requests_running", "Sequences that run.").set_function(lambda: len(scheduler.running))
-        self._gauge("num_requests_waiting", "Sequences that wait.").set_function(lambda: len(scheduler.waiting))
-        self._gauge("kv_cache_usage_perc", "Share of the KV blocks that are taken; 1 is all.").set_function(
+        self._gauge("num_requests_waiting", "Sequences that wait.").set_function(lambda: scheduler.num_waiting)
+        self._gauge("kv_cache_usage_perc", "Share of the KV blocks that somebody owns; 1 is all.").set_function(
             lambda: 1 - manager.num_free_blocks / manager.num_blocks
         )
         self._preemptions = self._counter("num_preemptions", "Preemptions of sequences.")
         engine.on_step = self._on_step
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that have been computed.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that have been answered.")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Those of them that the prefix cache had.")
+        self._queries = self._counter("prefix_cache_queries", "Tokens that were looked for in the prefix cache.")
+        self._hits = self._counter("prefix_cache_hits", "Tokens that were found there.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens that have been generated.")
         self._ttft = self._histogram("time_to_first_token", "From arrival to the first token.", TTFT_BUCKETS)
         self._itl = self._histogram("inter_token_latency", "Between two tokens.", ITL_BUCKETS)
@@ -85,7 +88,7 @@ class Metrics:
             "block_size": str(manager.block_size),
             "num_gpu_blocks": str(manager.num_blocks),  # on a CPU, too: the name is vLLM's
             "cache_dtype": str(engine.model.dtype).removeprefix("torch."),
-            "enable_prefix_caching": "False",
+            "enable_prefix_caching": str(manager.enable_prefix_caching),
         }
         info = Gauge("vllm:cache_config_info", "The KV cache.", [*self._labels, *config], registry=self.registry)
         info.labels(**self._labels, **config).set(1)
@@ -101,6 +104,7 @@ class Metrics:
             if any(choice.token_ids for choice in output.outputs):  # with `max_tokens: 0` there is none
                 self._ttft.observe(seconds)
             self._prompt_tokens.inc(len(output.prompt_token_ids))
+            self._cached_tokens.inc(output.num_cached_tokens)
         else:
             self._itl.observe(seconds)
         self._generation_tokens.inc(sum(len(choice.token_ids) for choice in output.outputs))
@@ -134,11 +138,14 @@ class Metrics:
     def _on_step(self, scheduled: SchedulerOutput) -> None:
         """In the engine's thread, before the step's outputs are made: note whose first step it was."""
         self._preemptions.inc(len(scheduled.preempted))
-        processor = self._engine.output_processor
-        for request, num_scheduled in zip(scheduled.requests, scheduled.num_scheduled_tokens, strict=True):
-            if request.num_computed_tokens == num_scheduled:  # the beginning, or once more after a preemption
+        processor, manager = self._engine.output_processor, self._engine.scheduler.block_manager
+        for request in scheduled.requests:
+            if request.request_id in scheduled.num_cached_tokens and request.num_preemptions == 0:
                 metrics = processor.parents[processor.parent_id(request.request_id)].metrics
-                metrics.scheduled_time = metrics.scheduled_time or self._engine.step_time
+                metrics.scheduled_time = self._engine.step_time
+                if manager.enable_prefix_caching:
+                    self._queries.inc(request.num_prompt_tokens)
+                    self._hits.inc(request.num_cached_tokens)
 
     def exposition(self) -> bytes:
         """All of them, in Prometheus's text format."""

@@ -23,7 +23,7 @@ from .responses import respond
 
 logger, faults = logging.getLogger(f"{__package__}.access"), logging.getLogger(__name__)
 
-GUARDED = ("/v1/", "/tokenize", "/detokenize")  # a probe and a scraper have no key
+GUARDED = ("/v1/", "/tokenize", "/detokenize", "/reset_prefix_cache")  # a probe and a scraper have no key
 
 
 class Faults:
@@ -101,6 +101,7 @@ def _generation(answer: Answer, stream: RequestStream) -> list[str]:
     words = [
         f"id={answer.id}",
         f"prompt_tokens={totals.num_prompt_tokens}",
+        f"cached_tokens={sum(totals.num_cached_tokens.values())}",
         f"output_tokens={totals.num_output_tokens}",
     ]
     if stream.first_time:

@@ -21,6 +21,8 @@ from . import fields
 
 logger = logging.getLogger(__name__)
 
+MAX_SALT_LEN = 128  # vLLM's limit
+
 MESSAGES_SCHEMA = {
     "type": "array",
     "minItems": 1,
@@ -168,6 +170,13 @@ class Generation(Body):
     stream: bool | None = Field(default=None, description="answer as server-sent events, as the text is written")
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = Field(default=None, description="give the prompt's and the answer's token ids, too")
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_SALT_LEN,
+        description="share cached prompts only with requests that send the same: how fast an answer comes tells others "
+        "nothing then",
+    )
 
     @property
     def include_usage(self) -> bool:

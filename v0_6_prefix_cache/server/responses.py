@@ -21,12 +21,19 @@ LINE_SEPARATORS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 FinishReason = Literal["stop", "length"]
 
 
+class PromptTokensDetails(TypedDict):
+    """How much of the prompt was in the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(TypedDict):
     """Token counts; the prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class TopLogprob(TypedDict):
@@ -182,6 +189,12 @@ class Tokens(TypedDict):
     token_strs: list[str] | None
 
 
+class Success(TypedDict):
+    """It was done."""
+
+    success: bool
+
+
 class Text(TypedDict):
     """POST /detokenize."""
 
@@ -228,12 +241,13 @@ def respond(body: Any, status: int = 200, headers: Mapping[str, str] | None = No
     return Response(to_json(body), status, headers, "application/json")
 
 
-def usage(num_prompt_tokens: int, num_completion_tokens: int) -> Usage:
+def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> Usage:
     """The sum is OpenAI's habit."""
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_completion_tokens,
         total_tokens=num_prompt_tokens + num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
     )
 
 

@@ -189,7 +189,7 @@ class Serving:
             room = self.engine.engine.max_model_len - max(len(token_ids) for _, token_ids in inputs)
             params = replace(params, max_tokens=max(min(most, room), params.min_tokens, 1))
         with body.callers_words():
-            stream = self.engine.submit(answer.id, inputs, params, request.state.arrival_time)
+            stream = self.engine.submit(answer.id, inputs, params, request.state.arrival_time, body.cache_salt)
         request.state.answer, request.state.stream = answer, stream  # for the log
         if body.stream:
             return _EventStream(stream, _events(stream, answer, body.include_usage))

@@ -13,12 +13,14 @@ class Totals:
         self.choices: dict[int, CompletionOutput] = {}
         self.prompt_token_ids: dict[int, list[int]] = {}
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        self.num_cached_tokens: dict[int, int] = {}  # of each prompt
         self.num_preemptions = 0
         self.failed = False  # by a fault of the server's
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Take an output in."""
         self.prompt_token_ids[prompt_index] = output.prompt_token_ids
+        self.num_cached_tokens[prompt_index] = output.num_cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs[prompt_index] = output.prompt_logprobs
         for delta in output.outputs:
@@ -45,9 +47,10 @@ class Totals:
 
     def usage(self) -> Usage:
         """OpenAI's token counts."""
-        return usage(self.num_prompt_tokens, self.num_output_tokens)
+        return usage(self.num_prompt_tokens, self.num_output_tokens, sum(self.num_cached_tokens.values()))
 
     def usage_so_far(self, index: int) -> Usage:
         """Of one choice, as vLLM's `continuous_usage_stats` counts: its prompt, and its own tokens."""
-        prompt_token_ids = self.prompt_token_ids[index // self.num_choices]
-        return usage(len(prompt_token_ids), len(self.choices[index].token_ids))
+        prompt = index // self.num_choices
+        num_prompt_tokens, num_output_tokens = len(self.prompt_token_ids[prompt]), len(self.choices[index].token_ids)
+        return usage(num_prompt_tokens, num_output_tokens, self.num_cached_tokens[prompt])
