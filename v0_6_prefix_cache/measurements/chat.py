@@ -164,7 +164,7 @@ def _ask(port: int, messages: Conversation) -> tuple[dict[str, float], str]:
         "ttft_ms": ttft * 1e3,
         "seconds": seconds,
         "prompt_tokens": usage["prompt_tokens"],
-        "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
     }, "".join(pieces)
 
 
