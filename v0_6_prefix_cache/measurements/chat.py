@@ -45,7 +45,7 @@ def main() -> None:
     """Hold the conversations, print what was measured and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=NUM_TURNS)
-    parser.add_argument("--repeats", type=int, default=5, help="conversations that count, after one that warms up")
+    parser.add_argument("--repeats", type=int, default=3, help="conversations that count, after one that warms up")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
     args = parser.parse_args()
     folder = resolve(None)

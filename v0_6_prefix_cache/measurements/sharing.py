@@ -36,6 +36,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 TOKEN_BUDGET = 512  # max_num_batched_tokens
 NUM_REQUESTS, SHARED_LEN, TAIL_LEN, OUTPUT_LEN = 16, 1000, 20, 16  # of `shared_prefix`
 UNIQUE_LEN, UNIQUE_OUTPUT_LEN = 500, 64  # of `hashing`, 16 requests as well
+NUM_WARMUP = 2  # requests of the round that warms up, in these two
 NUM_CHOICES, CHOICES_PROMPT_LEN, CHOICES_OUTPUT_LEN = 8, 1000, 64
 SEED = 0
 
@@ -47,7 +48,7 @@ def main() -> None:
     measurements = {"shared_prefix": measure_shared_prefix, "hashing": measure_hashing, "choices": measure_choices}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=measurements, default=list(measurements))
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that count, after one that warms up")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds that count, after a short one that warms up")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
     args = parser.parse_args()
     folder = resolve(None)
@@ -66,6 +67,7 @@ def main() -> None:
             block_size=16,
             seed=SEED,
             warmup_rounds=1,
+            warmup_requests=NUM_WARMUP,
             repeats=args.repeats,
         )
         results[name] = {"recipe": made, **measurements[name](llms[True], llms[False], args.repeats)}
@@ -83,8 +85,9 @@ def measure_shared_prefix(cached: LLM, uncached: LLM, repeats: int) -> dict[str,
     same = 0
     for repeat, rng in _rounds(repeats, "16 on one prefix"):
         prefix = _random_ids(rng, SHARED_LEN)
-        prompts = [prefix + _random_ids(rng, TAIL_LEN) for _ in range(NUM_REQUESTS)]
-        others = [prefix + _random_ids(rng, TAIL_LEN) for _ in range(NUM_REQUESTS)]
+        num = NUM_REQUESTS if repeat else NUM_WARMUP
+        prompts = [prefix + _random_ids(rng, TAIL_LEN) for _ in range(num)]
+        others = [prefix + _random_ids(rng, TAIL_LEN) for _ in range(num)]
         answers: dict[str, list[RequestOutput]] = {}
         # The cold requests warm the cache for the warm ones; those without the cache come before or after the two.
         for way in ("cold", "warm", "uncached") if repeat % 2 else ("uncached", "cold", "warm"):
@@ -124,7 +127,7 @@ def measure_hashing(cached: LLM, uncached: LLM, repeats: int) -> dict[str, Any]:
     """
     samples: Samples = {"caching_on": [], "caching_off": []}
     for repeat, rng in _rounds(repeats, "Nothing shared"):
-        prompts = [_random_ids(rng, UNIQUE_LEN) for _ in range(NUM_REQUESTS)]
+        prompts = [_random_ids(rng, UNIQUE_LEN) for _ in range(NUM_REQUESTS if repeat else NUM_WARMUP)]
         for way in samples if repeat % 2 else reversed(samples):
             llm = cached if way == "caching_on" else uncached
             with _clocked(llm.engine.scheduler.block_manager, ("find_prefix", "publish")) as clock:

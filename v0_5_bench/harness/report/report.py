@@ -24,7 +24,17 @@ from . import tables
 from .roofline import Results
 
 RESULTS = Path(__file__).parents[2] / "measurements"
-FILES = ("comparison", "progression", "later", "processes", "shared_prefix", "attribution", "crosscheck")
+FILES = (
+    "comparison",
+    "progression",
+    "later",  # and its prefills, in another run, as below: half an hour at once is too long
+    "later_prefill",
+    "processes",
+    "shared_prefix",
+    "shared_prefix_cold",
+    "attribution",
+    "crosscheck",
+)
 BLOCK = re.compile(r"<!-- report: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end of report -->", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """The tables of the report, as Markdown. Torch-free; every figure comes from the results files.
 
-`Results` is what `report.load` returns: `comparison`, `progression`, `later`, `processes` and `shared_prefix` as
-`compare` writes them, `attribution` of `attribute`, `crosscheck` of `crosscheck`.
+`Results` is what `report.load` returns: `attribution` of `attribute`, `crosscheck` of `crosscheck`, and all others as
+`compare` writes them.
 """
 
 from collections.abc import Callable
@@ -75,9 +75,10 @@ def progression(results: Results) -> str:
 
 def milestones(results: Results) -> str:
     """The same, with the later ones: how many times as fast as v0.5 each is, in another run."""
-    later = results["later"]["workloads"]
+    found = _joined(results, "later", "later_prefill")
+    later = found["workloads"]
     rows = [progression(results)]
-    for name in results["later"]["engines"]:
+    for name in found["engines"]:
         if name != "v0_5":
             cells = [_times(later[w], name, "v0_5") if w in later else "" for w in results["progression"]["workloads"]]
             rows.append(f"| {' | '.join([LABELS[name], *cells])} |")
@@ -86,7 +87,7 @@ def milestones(results: Results) -> str:
 
 def shared_prefix(results: Results) -> str:
     """Who has a prefix cache, and who has none, on prompts that begin alike."""
-    return _engines(results["shared_prefix"], with_ratio=True)
+    return _engines(_joined(results, "shared_prefix", "shared_prefix_cold"), with_ratio=True)
 
 
 def processes(results: Results) -> str:
@@ -292,6 +293,12 @@ def _range(low: float, high: float, form: str) -> str:
     """`45 to 75`, or one figure where both are the same in this form."""
     ends = dict.fromkeys((format(low, form), format(high, form)))
     return " to ".join(ends)
+
+
+def _joined(results: Results, *names: str) -> dict[str, Any]:
+    """Two runs of the same engines on different workloads as one; the second may be missing."""
+    runs = [results[name] for name in names if name in results] or [results[names[0]]]
+    return {"engines": runs[0]["engines"], "workloads": {k: v for run in runs for k, v in run["workloads"].items()}}
 
 
 def _times(entry: dict[str, Any], engine: str, base: str) -> str:
