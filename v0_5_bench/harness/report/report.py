@@ -27,8 +27,8 @@ RESULTS = Path(__file__).parents[2] / "measurements"
 FILES = (
     "comparison",
     "progression",
-    "later",  # and its prefills, in another run, as below: half an hour at once is too long
-    "later_prefill",
+    "later",
+    "later_prefill",  # the same engines in a shorter run of its own, as below: a table has both
     "processes",
     "shared_prefix",
     "shared_prefix_cold",
