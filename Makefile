@@ -28,7 +28,7 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@$(BIN)/python -m tools.demo_server
 
 serve: $(VENV)/.demo ## Serve the default model on 127.0.0.1:8000 as OpenAI's API does
-	$(BIN)/python -m v0_4_http
+	$(BIN)/python -m v0_6_prefix_cache
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
 	$(BIN)/python -m pytest --numprocesses 2
