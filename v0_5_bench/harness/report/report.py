@@ -28,10 +28,9 @@ FILES = (
     "comparison",
     "progression",
     "later",
-    "later_prefill",  # the same engines in a shorter run of its own, as below: a table has both
+    "later_prefill",  # the same engines in a shorter run of its own: the table has both
     "processes",
     "shared_prefix",
-    "shared_prefix_cold",
     "attribution",
     "crosscheck",
 )

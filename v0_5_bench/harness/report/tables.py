@@ -87,7 +87,7 @@ def milestones(results: Results) -> str:
 
 def shared_prefix(results: Results) -> str:
     """Who has a prefix cache, and who has none, on prompts that begin alike."""
-    return _engines(_joined(results, "shared_prefix", "shared_prefix_cold"), with_ratio=True)
+    return _engines(results["shared_prefix"], with_ratio=True)
 
 
 def processes(results: Results) -> str:
