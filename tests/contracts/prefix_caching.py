@@ -249,6 +249,47 @@ def test_a_long_prompt_is_chunked_behind_what_is_cached_of_it(milestone):
     assert chunks == [[8], [8], [5], [1], [1]]
 
 
+def test_a_prompt_that_joins_between_two_chunks_of_an_equal_one_computes_hardly_more_than_its_own(milestone):
+    """With what is left of the budget it begins behind the first chunk, and then catches up with the second."""
+    engine = recall_engine(milestone, max_num_batched_tokens=20)
+    for number in range(4):
+        engine.add_request(str(number), [*tokens(38), number, 9], greedy(2))
+    chunks = []
+    engine.on_step = lambda scheduled: chunks.append(dict(scheduled.num_cached_tokens))
+    outputs = {}
+    for _ in range(3):
+        take(engine.step(), outputs)
+        engine.scheduler.check_integrity()
+    # 40 tokens of the first in two steps. In the third the others find all blocks of what they share.
+    assert chunks == [{"0/0": 0}, {}, {"1/0": 36, "2/0": 36, "3/0": 36}]
+    drain(engine, outputs)
+    assert outputs == {str(number): answers(engine, [*tokens(38), number, 9], greedy(2)) for number in range(4)}
+    assert_idle(engine)
+    # Now the second step has 8 tokens left for the second request, which begins behind the 20 that are there.
+    engine = recall_engine(milestone, max_num_batched_tokens=20)
+    for number in range(2):
+        engine.add_request(str(number), [*tokens(30), number, 9], greedy(2))
+    chunks.clear()
+    engine.on_step = lambda scheduled: chunks.append(
+        (dict(scheduled.num_cached_tokens), dict(zip("01", scheduled.num_scheduled_tokens, strict=False)))
+    )
+    outputs = {}
+    drain(engine, outputs)
+    # 30 and 2 tokens: 20 and 12 of the first; 20 found, 8 computed of the second, all of which the first has computed,
+    # too. Both have 28 by now: there is nothing that the one could take over from the other.
+    assert chunks[:3] == [({"0/0": 0}, {"0": 20}), ({"1/0": 20}, {"0": 12, "1": 8}), ({}, {"0": 1, "1": 4})]
+    assert outputs == {str(number): answers(engine, [*tokens(30), number, 9], greedy(2)) for number in range(2)}
+    # With fewer left it has computed less than the first, and takes the rest over.
+    engine = recall_engine(milestone, max_num_batched_tokens=20)
+    for number in range(2):
+        engine.add_request(str(number), [*tokens(37), number], greedy(2))
+    chunks.clear()
+    drain(engine, outputs := {})
+    assert engine.model.num_computed_tokens == 38 + 2 + 2 + 2
+    assert outputs == {str(number): answers(engine, [*tokens(37), number], greedy(2)) for number in range(2)}
+    assert_idle(engine)
+
+
 def test_a_preempted_request_finds_its_own_blocks_again(milestone):
     engine = recall_engine(milestone)
     engine.add_request("A", tokens(17), seeded(3, 9))

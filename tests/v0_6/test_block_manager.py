@@ -116,6 +116,50 @@ def test_of_two_requests_that_have_computed_the_same_the_first_is_found_and_both
     assert free_list(manager)[:2] == [3, 4]
 
 
+def test_between_two_chunks_a_request_takes_over_what_another_has_published_since():
+    manager = new()
+    for name, num_tokens in (("a", 8), ("b", 6)):  # of prompts that begin with the same 14 tokens
+        manager.allocate(name, num_tokens)
+        manager.publish(name, reader(range(num_tokens)))
+    assert manager.catch_up("b", reader(range(14)), 13) == 8  # a's second block in place of b's own, which has 2 tokens
+    assert manager.block_table("b") == [2, 1]
+    assert [manager.ref_count(block) for block in range(4)] == [1, 2, 1, 0]
+    manager.append("a", 6)
+    manager.publish("a", reader(range(14)))
+    assert manager.catch_up("b", reader(range(14)), 13) == 12
+    assert manager.block_table("b") == [2, 1, manager.block_table("a")[2]]
+    assert manager.catch_up("b", reader(range(14)), 13) == 12  # a's last block is not full
+    manager.check_integrity()
+    # It goes on publishing behind what it has taken over.
+    manager.append("b", 4)
+    manager.publish("b", reader(range(16)))
+    assert manager.find_prefix(reader(range(16)), 16)[3] == manager.block_table("b")[3]
+
+
+@pytest.mark.parametrize(("num_reusable", "num_tokens"), [(7, 6), (8, 8), (11, 8), (12, 12)])
+def test_a_request_catches_up_only_within_what_may_be_reused(num_reusable, num_tokens):
+    manager = new()
+    manager.allocate("a", 12)
+    manager.allocate("b", 6)
+    manager.publish("b", reader(range(6)))
+    manager.publish("a", reader(range(12)))
+    assert manager.catch_up("b", reader(range(12)), num_reusable) == num_tokens
+    manager.check_integrity()
+
+
+def test_without_the_cache_under_another_salt_and_after_a_reset_nobody_catches_up():
+    for caching, salt, forgets in ((False, None, False), (True, "x", False), (True, None, True)):
+        manager = BlockManager(16, 4, caching)
+        manager.allocate("a", 12)
+        manager.allocate("b", 6, (), salt)
+        manager.publish("b", reader(range(6)))
+        manager.publish("a", reader(range(12)))
+        if forgets:
+            manager.forget()
+        assert manager.catch_up("b", reader(range(14)), 13) == 6
+        manager.check_integrity()
+
+
 def test_a_shared_block_is_free_when_its_last_owner_has_gone():
     manager = new()
     allocate(manager, "a", range(9))
