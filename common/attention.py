@@ -17,6 +17,7 @@ from common.errors import ModelError
 
 BACKENDS = ("auto", "sdpa", "flash-attn")
 CPU_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # SDPA's own, which returns log-sum-exps as well
+WHOLE_TRIANGLE = 256  # queries whose attention to themselves is one call, not halved again
 
 
 class AttentionBackend(Protocol):
@@ -79,20 +80,34 @@ def _attend_in_two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     A mask costs time, and so do the scores that it hides. These two are softmaxes over two parts of a row of scores;
     the log-sum-exp of each part says how much of the row's weight it has, as in FlashAttention (Dao et al., 2022).
-    Only the kernel behind SDPA returns these, and it is not public: without it, there is `_attend_at_once`.
+    Only the kernel behind SDPA returns these, and it is not public: without it, there is `_attend_at_once`. A chunk's
+    own part is halved in the same way, since the kernel computes much of what is hidden in a small triangle.
     """
-    kernel = getattr(torch.ops.aten, CPU_KERNEL)
-    past = len(k) - len(q)
     # What the kernel takes for a batch are our KV heads: each has its group of queries, and its keys without a copy.
     keys, values = k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]  # [num_kv_heads, 1, kv_len, head_dim]
     queries = q.transpose(0, 1).unflatten(0, (len(keys), -1))  # [num_kv_heads, group, query_len, head_dim]
-    own_keys, own_values = keys[:, :, past:].expand_as(queries), values[:, :, past:].expand_as(queries)
-    own, own_lse = kernel(queries, own_keys, own_values, is_causal=True)
+    return _past_and_own(queries, keys, values)[0].flatten(0, 1).transpose(0, 1)
+
+
+def _past_and_own(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs, shaped like `queries`, and their log-sum-exps."""
+    kernel = getattr(torch.ops.aten, CPU_KERNEL)
+    query_len = queries.shape[2]
+    past = keys.shape[2] - query_len
+    if past == 0 and query_len <= WHOLE_TRIANGLE:
+        return kernel(queries, keys.expand_as(queries), values.expand_as(queries), is_causal=True)
+    if past == 0:  # the second half has a past: the first
+        half = query_len // 2
+        first = _past_and_own(queries[:, :, :half], keys[:, :, :half], values[:, :, :half])
+        second = _past_and_own(queries[:, :, half:], keys, values)
+        return torch.cat((first[0], second[0]), dim=2), torch.cat((first[1], second[1]), dim=2)
+    own, own_lse = _past_and_own(queries, keys[:, :, past:], values[:, :, past:])
     # With nothing to hide, the queries of a group can stand one after the other, as one longer sequence.
     grouped = queries.flatten(1, 2)[:, None]
     before, before_lse = kernel(grouped, keys[:, :, :past], values[:, :, :past])
-    share = torch.sigmoid(before_lse.reshape(own_lse.shape) - own_lse)[..., None]
-    return own.lerp(before.reshape(own.shape), share.to(own.dtype)).flatten(0, 1).transpose(0, 1)
+    before, before_lse = before.reshape(own.shape), before_lse.reshape(own_lse.shape)
+    share = torch.sigmoid(before_lse - own_lse)[..., None]
+    return own.lerp(before, share.to(own.dtype)), torch.logaddexp(before_lse, own_lse)
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -114,6 +129,43 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask).reshape(
         q.shape
     )
+
+
+def shares_prefixes(device: torch.device) -> bool:
+    """Whether `decode_behind_prefix` can run: it needs the kernel behind SDPA on a CPU, which is not public."""
+    return device.type == "cpu" and hasattr(torch.ops.aten, CPU_KERNEL)
+
+
+def decode_behind_prefix(q: Tensor, prefix: tuple[Tensor, Tensor], k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`decode_attention` of requests whose first tokens are the same: these are read once for all of them.
+
+        keys        the prefix of all | own of request 0
+                                      | own of request 1
+
+    Two softmaxes over two parts of a row, as in `_attend_in_two`. To the prefix, the queries of all requests are one
+    sequence. (Cascade attention, as others call it.)
+
+    Args:
+        q: `[R, num_heads, head_dim]`.
+        prefix: keys and values, `[P, num_kv_heads, head_dim]` each.
+        k: `[R, S, num_kv_heads, head_dim]`, each request's keys behind the prefix, padded to the longest.
+        v: like `k`.
+        mask: `[R, 1, 1, S]`, as there.
+
+    Returns:
+        `[R, num_heads, head_dim]`.
+    """
+    kernel = getattr(torch.ops.aten, CPU_KERNEL)
+    grouped = q.view(q.shape[0], k.shape[2], -1, q.shape[2])  # [R, num_kv_heads, queries of a group, head_dim]
+    own, own_lse = kernel(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    # What the kernel takes for a batch are our KV heads.
+    keys, values = (part.transpose(0, 1)[:, None] for part in prefix)  # [num_kv_heads, 1, P, head_dim]
+    queries = grouped.transpose(0, 1)  # [num_kv_heads, R, queries of a group, head_dim]
+    before, before_lse = kernel(queries.flatten(1, 2)[:, None], keys, values)
+    before = before.view(queries.shape).transpose(0, 1)
+    before_lse = before_lse.view(queries.shape[:3]).transpose(0, 1)
+    share = torch.sigmoid(before_lse - own_lse)[..., None]
+    return own.lerp(before, share.to(own.dtype)).reshape(q.shape)
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:

@@ -115,7 +115,7 @@ class Llama:
         Returns:
             Hidden states, `[R, hidden_size]` (`[T, hidden_size]` without `rows`).
         """
-        hidden = self.embed_tokens[token_ids]  # [T, hidden_size]
+        hidden = self.embed_tokens[token_ids]  # [T, hidden_size], a copy: the layers add to it in place
         cos, sin = rope_cos_sin(positions, self.inv_freq)
         layers = self.layers[:num_layers]
         assert layers, "rows are picked within the last layer, so there must be one"
@@ -124,9 +124,9 @@ class Llama:
             attended = self._attention(i, layer, x, cos, sin, kv_cache)
             if rows is not None and i == len(layers) - 1:
                 hidden, attended = hidden[rows], attended[rows]
-            hidden = hidden + linear(attended, layer.o_proj, layer.o_proj_bias)
+            hidden += linear(attended, layer.o_proj, layer.o_proj_bias)
             x = rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
-            hidden = hidden + mlp(x, layer)
+            hidden += mlp(x, layer)
         return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -203,11 +203,15 @@ def rope_cos_sin(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair `(x[i], x[i + head_dim / 2])` by its angle, in float32: `[T, heads, head_dim]` in and out."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    pairs = x.float().unflatten(-1, (2, -1))  # [T, heads, 2, head_dim / 2]
+    first, second = pairs.unbind(-2)
+    rotated = pairs * cos[..., None, :]  # in three passes over memory; the formula as it is written takes seven
+    rotated[..., 0, :].addcmul_(second, sin, value=-1)
+    rotated[..., 1, :].addcmul_(first, sin)
+    return rotated.flatten(-2).to(x.dtype)
 
 
 def mlp(x: Tensor, layer: LayerWeights) -> Tensor:
     """SwiGLU (Shazeer, 2020): `down(silu(gate(x)) * up(x))`, `[T, hidden_size]` in and out."""
     gate, up = linear(x, layer.gate_up_proj, layer.gate_up_proj_bias).chunk(2, dim=-1)
-    return linear(F.silu(gate) * up, layer.down_proj, layer.down_proj_bias)
+    return linear(F.silu(gate, inplace=True).mul_(up), layer.down_proj, layer.down_proj_bias)

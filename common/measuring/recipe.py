@@ -26,11 +26,16 @@ def recipe(**settings: Any) -> dict[str, Any]:
         ),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "memory_gib": _memory_gib(), "system": platform.system()},
+        "machine": machine(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
         "settings": settings,
     }
+
+
+def machine() -> dict[str, Any]:
+    """The processor with its widest vector instructions, the cores, the memory and the system."""
+    return {"cpu": _cpu(), "cores": os.cpu_count(), "memory_gib": _memory_gib(), "system": platform.system()}
 
 
 def spread(values: list[float]) -> dict[str, float]:

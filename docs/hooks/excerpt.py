@@ -11,7 +11,7 @@ left out.
 
 The third form is a piece of a symbol, for a page that explains a function a few lines at a time: from the one line that
 has the first text to the next line that has the second (one text alone is one line). It stands without the link.
-On a Chinese page (under zh/) title and link are Chinese.
+On a Chinese page title and link are Chinese.
 """
 
 import ast
@@ -20,6 +20,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
+from chinese import is_chinese
 from sources import SourceError, fence, language_of, place_of, read_source, relative_link, replace_directives
 
 from tools.milestones import LedgerError, Milestone, load_ledger
@@ -63,16 +64,16 @@ def expand(markdown: str, page: str, root: Path) -> str:
 def excerpt(root: Path, path: str, symbol: str, page: str, milestones: Sequence[Milestone]) -> str:
     """The fence for one symbol of the file at `path` (relative to `root`), and the link below it."""
     source = read_source(root, path)
-    is_chinese = page.startswith("zh/")
+    in_chinese = is_chinese(page)
     if symbol:
         first, last, text = cut(source, symbol, path)
-        block = fence(text, language_of(path), f"{path}{_lines(first, last, is_chinese)}")
+        block = fence(text, language_of(path), f"{path}{_lines(first, last, in_chinese)}")
     else:
         block = fence(source, language_of(path), path)
     place = place_of(root, path, milestones)
     if place is None:
         return block
-    if is_chinese:
+    if in_chinese:
         shown = f"{path} 全文" if place.whole else f"{path} 的改动"
     else:
         shown = f"{path} in full" if place.whole else f"what changed in {path}"
@@ -93,13 +94,13 @@ def piece(root: Path, path: str, symbol: str, texts: Sequence[str], page: str) -
     end = next((i for i in range(begins[0], len(lines)) if texts[-1] in lines[i]), None)
     if end is None:
         raise SourceError(f"{path} {symbol}: {texts[-1]!r} is in no line from line {start + begins[0]} on")
-    title = f"{path}{_lines(start + begins[0], start + end, page.startswith('zh/'))}"
+    title = f"{path}{_lines(start + begins[0], start + end, is_chinese(page))}"
     return fence(dedent("\n".join(lines[begins[0] : end + 1])), language_of(path), title)
 
 
-def _lines(first: int, last: int, is_chinese: bool) -> str:
+def _lines(first: int, last: int, in_chinese: bool) -> str:
     """What the title says of the lines, behind the path."""
-    if is_chinese:
+    if in_chinese:
         return f"，第 {first} 行" if first == last else f"，第 {first} 至 {last} 行"
     return f", line {first}" if first == last else f", lines {first} to {last}"
 

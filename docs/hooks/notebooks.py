@@ -4,6 +4,10 @@ mkdocs-jupyter runs a notebook while the site is built and gives a page of Jupyt
 sheets, scripts that fetch mermaid and MathJax from a CDN, light colours in the dark palette. Of that page only what the
 notebook says is kept (its texts, its code, what it printed, its plots), as the theme shows such things elsewhere. An
 output of another kind ends the build: it would need a script or a style that is not here.
+
+What a cell measured depends on the machine that builds the site, and on what else that does meanwhile. Such a cell is
+tagged (`# %% tags=["timed"]`), and below its output the page says on what it ran and that a lesson's figures do not
+come from there.
 """
 
 import itertools
@@ -11,9 +15,12 @@ import os
 import posixpath
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from common.measuring.recipe import machine
 
 if TYPE_CHECKING:
     from bs4 import Tag
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = "notebooks/"
 MARKDOWN, PRINTED, PLOT = "jp-RenderedMarkdown", "jp-RenderedText", "jp-RenderedImage"  # classes of JupyterLab
+TIMED = "celltag_timed"  # nbconvert's class for a cell with the tag `timed`
 
 
 class NotebookError(ValueError):
@@ -57,20 +65,34 @@ def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Fil
         return file.url_relative_to(page.file)
 
     try:
-        return tidy(html, address)
+        return tidy(html, address, where_it_ran())
     except NotebookError as error:
         raise PluginError(f"{source}: {error}") from error
 
 
-def tidy(html: str, address: Callable[[str], str]) -> str:
+def where_it_ran() -> str:
+    """What a reader has to know of the times in a notebook that has just run here."""
+    here = machine()
+    cores = f"{here['cores']} core{'' if here['cores'] == 1 else 's'}"
+    threads = os.environ["OMP_NUM_THREADS"]
+    load = f", with a load of {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return (
+        f"Timed as this page was built, on {here['cpu']} with {cores}{load}; PyTorch had {threads} "
+        f"thread{'' if threads == '1' else 's'}. The lessons' figures were measured with nothing else running, on "
+        "the machine that each results file names. So compare these times with each other only."
+    )
+
+
+def tidy(html: str, address: Callable[[str], str], timed: str) -> str:
     """The notebook's cells, in order, as the theme's elements.
 
     Args:
         html: what mkdocs-jupyter gives.
         address: the address on the site of what a link to a source file means, such as `../milestones/v0_1.md`.
+        timed: what is said below the output of a cell that is tagged `timed`.
 
     Raises:
-        NotebookError: there are no cells, or an output is neither text nor a plot.
+        NotebookError: there are no cells, an output is neither text nor a plot, or a timed cell shows nothing.
     """
     from bs4 import BeautifulSoup  # comes with nbconvert
 
@@ -87,7 +109,12 @@ def tidy(html: str, address: Callable[[str], str]) -> str:
         if code is None:
             raise NotebookError("a cell is neither text nor code: has mkdocs-jupyter's markup changed?")
         parts.append(f'<div class="language-python highlight"><pre><code>{code.decode_contents()}</code></pre></div>')
-        parts += _outputs(cell.select(".jp-OutputArea-output"))
+        outputs = list(_outputs(cell.select(".jp-OutputArea-output")))
+        parts += outputs
+        if TIMED in cell["class"]:
+            if not outputs:
+                raise NotebookError("a cell is tagged `timed` and shows nothing")
+            parts.append(f'<p class="notebook-timed">{escape(timed)}</p>')
     return "\n".join(parts)
 
 

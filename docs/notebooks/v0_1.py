@@ -184,7 +184,7 @@ assert share < 0.2
 #
 # *Predict: the prefill computed 36 tokens, a decode one. How many times as long did it take?*
 
-# %%
+# %% tags=["timed"]
 prefill, decode = seconds[0], sorted(seconds[1:])[len(seconds) // 2]
 for phase, total, num_tokens in (("prefill", prefill, len(prompt)), ("decode", decode, 1)):
     per_token = total / num_tokens
@@ -201,7 +201,7 @@ assert prefill / len(prompt) < decode, "a token of the prefill is cheaper than o
 # Does one need the cache? The logits depend on the tokens alone, so it works without: begin anew in each pass,
 # with an empty slab and the whole sequence.
 
-# %%
+# %% tags=["timed"]
 token_ids, seconds_without = list(prompt), []
 while len(token_ids) < len(prompt) + 12:
     start = time.perf_counter()

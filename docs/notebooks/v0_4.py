@@ -97,7 +97,7 @@ assert events[-1].strip() == b"data: [DONE]"
 #
 # When does each event arrive? Not at the end: the engine hands a token over as soon as its step is done.
 
-# %%
+# %% tags=["timed"]
 
 
 def stream(**fields: object) -> list[tuple[float, dict]]:
@@ -241,7 +241,7 @@ assert not engine.has_unfinished_requests()
 #
 # *Predict: one answer of 24 tokens takes some time. How many times as long do four take, asked at once?*
 
-# %%
+# %% tags=["timed"]
 
 
 def ask() -> bytes:

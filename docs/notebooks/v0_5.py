@@ -90,7 +90,7 @@ assert means[4] < means[7] < means[10]
 # The profiler replaces the functions that are parts of a step by ones that look at the clock. **Predict first**: which
 # part is the largest with one request, and which grows most from one request to 16?
 
-# %%
+# %% tags=["timed"]
 from v0_5_bench import LLM, SamplingParams
 from v0_5_bench.harness.explain.profiler import Profiler
 from v0_5_bench.harness.load.workloads import random_ids
@@ -129,7 +129,7 @@ assert "step" not in vars(llm.engine)
 # A decode step must read every matrix once, whatever the engine. How many bytes is that, and how long does this
 # machine need to read them?
 
-# %%
+# %% tags=["timed"]
 import torch
 
 from v0_5_bench.harness.compare.rates import bandwidth

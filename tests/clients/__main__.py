@@ -39,14 +39,14 @@ def main() -> int:
         "--only",
         nargs="+",
         choices=[client.name for client in CLIENTS],
-        help="only these (the page's results stay as they are)",
+        help="only these (the pages' results stay as they are)",
     )
     parser.add_argument("--base-url", help=f"of a running server with the default model (default: start {MILESTONE})")
-    parser.add_argument("--out", type=Path, default=table.RESULTS, help="default: the file that the page's table is of")
-    parser.add_argument("--markdown", action="store_true", help="only write the table of --out into the server's page")
+    parser.add_argument("--out", type=Path, default=table.RESULTS, help="default: the file that the pages' table is of")
+    parser.add_argument("--markdown", action="store_true", help="only write the table of --out into the server's pages")
     args = parser.parse_args()
     if args.markdown:
-        table.write_page(json.loads(args.out.read_text()))
+        table.write_pages(json.loads(args.out.read_text()))
         return 0
     if args.venvs is None:
         parser.error("--venvs is needed: a folder for the clients' environments")

@@ -1,12 +1,11 @@
-"""The table of what came out: on the terminal, and between two comments of the server's page."""
+"""The table of what came out: on the terminal, and between two comments of the server's page in both languages."""
 
-from pathlib import Path
 from typing import Any
 
 from common.measuring.recipe import ROOT
 
 RESULTS = ROOT / "v0_4_http" / "measurements" / "clients.json"
-PAGE = ROOT / "docs" / "milestones" / "v0_4.md"
+PAGES = tuple(ROOT / "docs" / folder / "milestones" / "v0_4.md" for folder in ("", "zh"))
 OPENING, CLOSING = "<!-- clients: python -m tests.clients --markdown -->", "<!-- /clients -->"
 HEADER = ("client", "tried", "outcome")
 
@@ -50,9 +49,10 @@ def with_table(page: str, results: dict[str, Any]) -> str:
     return f"{before}{opening}\n\n{markdown(results)}\n{closing}{after}"
 
 
-def write_page(results: dict[str, Any], page: Path = PAGE) -> None:
-    """Write it into the page."""
-    page.write_text(with_table(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+def write_pages(results: dict[str, Any]) -> None:
+    """Write it into the pages."""
+    for page in PAGES:
+        page.write_text(with_table(page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 def show(results: dict[str, Any]) -> None:

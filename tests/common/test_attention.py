@@ -79,8 +79,8 @@ def test_packed_sequences_of_all_kinds_see_only_themselves(heads: tuple[int, int
     assert_right([5, 1, 3, 1, 8], [5, 12, 9, 1, 8], heads)
 
 
-@pytest.mark.parametrize(("query_len", "kv_len"), [(257, 700), (300, 301), (512, 1000)])
-def test_a_chunk_in_two_calls_agrees_with_one_call_and_its_mask(query_len: int, kv_len: int) -> None:
+@pytest.mark.parametrize(("query_len", "kv_len"), [(257, 700), (300, 301), (512, 1000), (1023, 1040)])
+def test_a_chunk_in_parts_agrees_with_one_call_and_its_mask(query_len: int, kv_len: int) -> None:
     q, k, v = inputs([query_len], [kv_len], (6, 2), 64)
     found = attention._attend_in_two(q, k, v)
     torch.testing.assert_close(found, attention._attend_at_once(q, k, v), rtol=1e-5, atol=1e-5)
@@ -90,6 +90,27 @@ def test_scores_too_large_for_exp_are_weighed_right_between_past_and_chunk() -> 
     q, k, v = inputs([4], [12])
     q = q * 50  # scores in the hundreds: exp would overflow, and a row's weight lies almost all on one side
     torch.testing.assert_close(sdpa(q, k, v, [4], [12]).double(), reference(q, k, v, [4], [12]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_decodes_behind_a_prefix_of_all_equal_decodes_that_each_hold_it(
+    num_requests: int, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(num_requests)
+    num_heads, num_kv_heads = heads
+    q = torch.randn(num_requests, num_heads, 16, generator=generator).to(dtype)
+    prefix = torch.randn(2, 48, num_kv_heads, 16, generator=generator).to(dtype)
+    own = torch.randn(2, num_requests, 32, num_kv_heads, 16, generator=generator).to(dtype)
+    lens = torch.randint(1, 33, (num_requests,), generator=generator)
+    mask = torch.zeros(num_requests, 32, dtype=dtype).masked_fill_(torch.arange(32) >= lens[:, None], -torch.inf)
+    k, v = torch.cat([prefix[:, None].expand(-1, num_requests, -1, -1, -1), own], dim=2)
+    whole = torch.cat([torch.zeros(num_requests, 48, dtype=dtype), mask], dim=1)
+    expected = attention.decode_attention(q, k, v, whole[:, None, None])
+    out = attention.decode_behind_prefix(q, (prefix[0], prefix[1]), own[0], own[1], mask[:, None, None])
+    assert out.dtype is dtype
+    torch.testing.assert_close(out, expected, atol=2e-2 if dtype is torch.bfloat16 else 1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -120,6 +120,14 @@ def test_rows_pick_tokens_without_changing_them(variant):
     torch.testing.assert_close(picked, whole[[19, 3]], atol=1e-5, rtol=0)
 
 
+def test_a_forward_leaves_the_weights_as_they_were(variant):
+    ours, _ = variant("gqa")
+    before = ours.embed_tokens.clone()
+    forward = [ours.forward(torch.arange(20), torch.arange(20), OneShotCache([20])) for _ in range(2)]
+    assert torch.equal(ours.embed_tokens, before)
+    assert torch.equal(*forward)
+
+
 def test_packed_sequences_do_not_see_each_other(variant):
     ours, hf = variant("gqa")
     lens = [1, 5, 6, 4, 17]

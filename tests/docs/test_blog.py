@@ -88,7 +88,8 @@ def test_a_size_or_a_version_is_no_figure(text: str) -> None:
     [
         pytest.param(r"(?m)^(#+) ", id="headings"),
         pytest.param(BLOCK, id="tables"),
-        pytest.param(r"!\[[^\]]*\]\(([^)]*)\)", id="drawings"),
+        pytest.param(r"!\[[^\]]*\]\(([^)]*)\)", id="pictures"),
+        pytest.param(r"(?m)^(--\w+-- .+)$", id="drawings and excerpts"),
         pytest.param(r"(?m)^(\|)", id="rows"),
     ],
 )

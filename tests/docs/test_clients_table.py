@@ -1,4 +1,4 @@
-"""The table of clients on the server's page is that of the results file; and what makes a try a success or not."""
+"""The table of clients on both languages' page of the server is that of the results; and what makes a try a success."""
 
 import json
 
@@ -25,9 +25,10 @@ RESULTS = {
 }
 
 
-def test_the_pages_table_is_that_of_the_results():
+@pytest.mark.parametrize("path", table.PAGES, ids=lambda path: path.parts[-3])
+def test_the_pages_table_is_that_of_the_results(path):
     results = json.loads(table.RESULTS.read_text())
-    page = table.PAGE.read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8")
     assert table.with_table(page, results) == page, "run python -m tests.clients --markdown"
 
 

@@ -86,7 +86,8 @@ def test_a_piece_runs_from_the_line_with_the_first_text_to_the_next_with_the_sec
     assert piece("async def", "pass") == (
         '```python title="a.py, lines 36 to 38"\nasync def fetch(self):\n    self.LIMIT = 1\n    pass\n```\n'
     )
-    assert piece("self.LIMIT", page="zh/lesson.md") == '```python title="a.py，第 37 行"\nself.LIMIT = 1\n```\n'
+    for page in ("zh/lesson.md", "blog/post.zh.md"):
+        assert piece("self.LIMIT", page=page) == '```python title="a.py，第 37 行"\nself.LIMIT = 1\n```\n'
     with pytest.raises(SourceError, match=r"a\.py Cache: 'def ' is in 3 lines"):
         piece("def ", "pass")
     with pytest.raises(SourceError, match=r"a\.py Cache: 'gone' is in 0 lines"):

@@ -11,7 +11,7 @@ from tools.figures import update
 @pytest.fixture
 def root(tmp_path):
     (tmp_path / "results.json").write_text(
-        json.dumps({"decode": {"ratio": 2.1254}, "top_p_0.95": 7, "linear layers": 8, "name": "x"})
+        json.dumps({"decode": {"ratio": 2.1254}, "top_p_0.95": 7, "linear layers": 8, "name": "x", "a-b": {"32": 40}})
     )
     return tmp_path
 
@@ -29,6 +29,24 @@ def test_a_dot_in_a_key_is_written_as_a_tilde_a_space_as_a_plus_and_s_is_the_val
     assert ">7<" in update("= <!--=results.json top_p_0~95 d--><!--/-->", root)
     assert ">8<" in update("= <!--=results.json linear+layers d--><!--/-->", root)
     assert ">x<" in update("= <!--=results.json name s--><!--/-->", root)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("top_p_0~95/linear+layers", "0.875"),
+        ("32*top_p_0~95/a-b.32", "5.600"),  # from left to right, and a hyphen is part of a key
+        ("1000/a-b.32/linear+layers", "3.125"),
+        ("1000/linear+layers−1000/a-b.32−0.5", "99.500"),
+    ],
+)
+def test_what_follows_from_figures_is_computed(root, expression, value):
+    assert f">{value}<" in update(f"= <!--=results.json {expression} .3f-->?<!--/-->", root)
+
+
+def test_a_lost_key_in_a_computation_is_named(root):
+    with pytest.raises(LookupError, match=r"results.json has no decode.speed: 'speed' is not one of ratio"):
+        update("= <!--=results.json 32*top_p_0~95/decode.speed .1f-->1<!--/-->", root)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_slots_are_block_times_size_plus_offset():
     assert cache.slot_mapping.tolist() == [10]
 
 
-@pytest.mark.parametrize("table", [[0, 1, 2], [5, 0, 2], [3, 2, 1]])
+@pytest.mark.parametrize("table", [[0, 1, 2], [5, 0, 2], [3, 2, 1], [3, 4, 0]])
 def test_attention_over_any_table_in_any_steps_equals_attention_at_once(table):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 11, 1, 8)

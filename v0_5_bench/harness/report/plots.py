@@ -1,4 +1,7 @@
-"""The plots of the report, as SVG and PNG: transparent, in greys that can be read on white and on black."""
+"""The plots of the report, as SVG and PNG: transparent, in greys that can be read on white and on black.
+
+They are as wide as a phone's screen, so that their letters are not shrunk there; panels stand below each other.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GREY = "#808080"
+WIDTH = 5.0  # inches: 360 points, and a phone's screen has about as many pixels
 COLOURS = {
     "v0_5": "#d9480f",
     "vllm": "#1c7ed6",
@@ -65,11 +69,11 @@ def draw(results: Results, folder: Path, digest: str) -> list[Path]:
 
 def comparison(results: Results) -> "Figure":
     """Bars: tokens/s by requests, and seconds of the prefills; each engine's median, with smallest and largest."""
-    figure, (left, right) = _figure(2, (7.2, 3.4), [3, 2])
+    figure, (upper, lower) = _figure(2, 5.6)
     found = results["comparison"]
     for axes, key, title in (
-        (left, "tokens_per_s", "output tokens/s"),
-        (right, "seconds", "seconds to the first token"),
+        (upper, "tokens_per_s", "output tokens/s"),
+        (lower, "seconds", "seconds to the first token"),
     ):
         by_rate = key == "tokens_per_s"
         names = [name for name, entry in found["workloads"].items() if ("tokens_per_s" in entry) == by_rate]
@@ -84,27 +88,27 @@ def comparison(results: Results) -> "Figure":
         axes.set_xticks(range(len(names)), [WORKLOADS[name] for name in names])
         axes.set_title(title, loc="left", fontsize=10)
         axes.tick_params(axis="x", length=0)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8.5)
+    handles, labels = upper.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=1, fontsize=9)
     return figure
 
 
 def progression(results: Results) -> "Figure":
     """Lines: tokens/s of each milestone by requests, and seconds of a prefill."""
-    figure, (left, right) = _figure(2, (7.2, 3.0), [3, 2])
+    figure, (upper, lower) = _figure(2, 4.6)
     found = results["progression"]
     decodes = [name for name, entry in found["workloads"].items() if "tokens_per_s" in entry]
     prefills = [name for name in found["workloads"] if name not in decodes]
     engines = list(found["engines"])
     for i, name in enumerate(decodes):
         values = [found["workloads"][name]["tokens_per_s"][engine]["median"] for engine in engines]
-        left.plot(range(len(engines)), values, "o-", color=PART_COLOURS[i], lw=1.8, ms=5)
-        left.annotate(f" {WORKLOADS[name]}", (len(engines) - 1, values[-1]), va="center", color=PART_COLOURS[i])
+        upper.plot(range(len(engines)), values, "o-", color=PART_COLOURS[i], lw=1.8, ms=5)
+        upper.annotate(f" {WORKLOADS[name]}", (len(engines) - 1, values[-1]), va="center", color=PART_COLOURS[i])
     for i, name in enumerate(prefills):
         values = [found["workloads"][name]["seconds"][engine]["median"] for engine in engines]
-        right.plot(range(len(engines)), values, "o-", color=PART_COLOURS[i + 3], lw=1.8, ms=5)
-        right.annotate(f" {WORKLOADS[name]}", (len(engines) - 1, values[-1]), va="center", color=PART_COLOURS[i + 3])
-    for axes, title in ((left, "output tokens/s"), (right, "seconds to the first token")):
+        lower.plot(range(len(engines)), values, "o-", color=PART_COLOURS[i + 3], lw=1.8, ms=5)
+        lower.annotate(f" {WORKLOADS[name]}", (len(engines) - 1, values[-1]), va="center", color=PART_COLOURS[i + 3])
+    for axes, title in ((upper, "output tokens/s"), (lower, "seconds to the first token")):
         axes.set_xticks(range(len(engines)), [engine.replace("_", ".") for engine in engines])
         axes.set_xlim(-0.2, len(engines) + 0.6)
         axes.set_ylim(bottom=0)
@@ -114,7 +118,7 @@ def progression(results: Results) -> "Figure":
 
 def steps(results: Results) -> "Figure":
     """Stacked bars: the parts of a step by requests."""
-    figure, [axes] = _figure(1, (7.2, 2.8), [1])
+    figure, [axes] = _figure(1, 3.2)
     found = results["attribution"]["steps"]["steps"]
     names = [name for name in found if not name.startswith("prefill")]
     parts = [part for part in found[names[0]] if part not in ("step_ms", "sum_of_step", "overhead")]
@@ -127,7 +131,7 @@ def steps(results: Results) -> "Figure":
     axes.set_yticks(range(len(names)), [f"{name} request{'s' if name != '1' else ''}" for name in names])
     axes.invert_yaxis()
     axes.set_title("ms of a decode step", loc="left", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
 
 
@@ -153,15 +157,15 @@ def experiments(results: Results) -> "Figure":
     heights = [len(ways) for ways, *_ in chosen]
     height = 0.36 * sum(heights)
     # By hand: the solver of the other plots does not place so many panels the same every time.
-    figure = Figure(figsize=(5.4, height))
+    figure = Figure(figsize=(WIDTH, height))
     figure.set_layout_engine("none")
-    places = {"left": 0.24, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.05 / height, "hspace": 0.35}
+    places = {"left": 0.29, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.05 / height, "hspace": 0.35}
     panels = figure.subplots(len(chosen), 1, height_ratios=heights, gridspec_kw=places, squeeze=False)[:, 0]
     for axes, (ways, key, title, factor) in zip(panels, chosen, strict=True):
         values = [way[key]["median"] * factor for way in ways.values()]
         axes.barh(range(len(ways)), values, 0.7, color=PART_COLOURS[0])
         for place, value in enumerate(values):
-            axes.annotate(f" {value:,.0f}", (value, place), va="center", fontsize=8.5)
+            axes.annotate(f" {value:,.0f}", (value, place), va="center", fontsize=9)
         axes.set_yticks(range(len(ways)), list(ways))
         axes.set_xticks([])
         axes.set_xlim(0, max(values) * 1.2)
@@ -178,7 +182,7 @@ def roofline(results: Results) -> "Figure":
     The roof is a band, from the lowest that was measured to the highest. The first engine is a ring, so
     that no point hides another.
     """
-    figure, [axes] = _figure(1, (5.4, 4.4), [1])
+    figure, [axes] = _figure(1, 5.0)
     (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
     xs = sorted([0.1, top / slope, low_top / low_slope, 3000.0])
     low, high = ([min(t, s * x) for x in xs] for t, s in ((low_top, low_slope), (top, slope)))
@@ -212,22 +216,22 @@ def roofline(results: Results) -> "Figure":
             .replace("prefill ", "")
             .replace(",000", "k")
         )
-        axes.annotate(short, (point["intensity"], top * 0.0088), ha="center", fontsize=8.5)
+        axes.annotate(short, (point["intensity"], top * 0.0088), ha="center", fontsize=9)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(top * 0.0075, top * 1.8)
     axes.set_xlabel("FLOP for each byte that must be read\n(along the axis: requests, or tokens of a prompt)")
     axes.set_title("GFLOP/s", loc="left", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=1, fontsize=9)
     return figure
 
 
-def _figure(num: int, size: tuple[float, float], widths: list[int]) -> "tuple[Figure, list[Any]]":
+def _figure(num: int, height: float) -> "tuple[Figure, list[Any]]":
+    """A figure with so many panels, one below the other."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size)
-    axes = figure.subplots(1, num, width_ratios=widths, squeeze=False)
-    return figure, list(axes[0])
+    figure = Figure(figsize=(WIDTH, height))
+    return figure, list(figure.subplots(num, 1, squeeze=False)[:, 0])
 
 
 PLOTS = {
