@@ -12,7 +12,7 @@ A full block whose KV is computed is *published*: its hash, which stands for all
 others own them or nobody does. Freed blocks keep their hash until they are needed for something else.
 
 The verbs come in pairs: ask (`find_prefix`, `can_allocate`, `can_append`), then act (`allocate`, `append`), then
-`publish` what was computed, and `free` at the end.
+`publish` what was computed, and `free` at the end. `catch_up` looks for a prefix again, between the chunks of a prompt.
 """
 
 from collections import OrderedDict
@@ -66,20 +66,7 @@ class BlockManager:
             num_tokens: how many of them may be taken over: whole blocks within these.
             salt: only blocks that were computed under the same one are found.
         """
-        blocks: list[int] = []
-        if not self.enable_prefix_caching:
-            return blocks
-        last = root(salt)
-        for start in range(0, num_tokens - self.block_size + 1, self.block_size):
-            link = extend(last, token_ids(start, start + self.block_size))
-            block = self._published.get(link.digest)
-            if block is None:
-                break
-            last = self._link(block)
-            if not last.equals(link):  # two prefixes with one digest
-                break
-            blocks.append(block)
-        return blocks
+        return self._walk(Chain(0, root(salt)), token_ids, num_tokens) if self.enable_prefix_caching else []
 
     def can_allocate(self, num_tokens: int, prefix: Sequence[int] = ()) -> bool:
         """Whether a new request can have room for its first `num_tokens` tokens, of which `prefix` holds some."""
@@ -166,6 +153,31 @@ class BlockManager:
             last = self._link(published) if self._link(published).equals(link) else link
             self._chains[request_id] = Chain(index + 1, last)
 
+    def catch_up(self, request_id: str, token_ids: TokenIds, num_tokens: int) -> int:
+        """Take over what others have published since, in place of the blocks that a request has yet to fill.
+
+        Args:
+            request_id: between two steps: all tokens that it has room for are computed.
+            token_ids: its tokens.
+            num_tokens: how many of them may be taken over, as in `find_prefix`.
+
+        Returns:
+            Tokens that it has room for now, all of them computed.
+        """
+        table = self._table(request_id)
+        if request_id in self._chains:
+            num_published, _ = self._chains[request_id]
+            blocks = self._walk(self._chains[request_id], token_ids, num_tokens)
+            for block in blocks:
+                self._own(block)
+            if blocks:
+                for block in table[num_published:]:
+                    self._release(block)
+                table[num_published:] = blocks
+                self._num_tokens[request_id] = len(table) * self.block_size
+                self._chains[request_id] = Chain(len(table), self._link(blocks[-1]))
+        return self._num_tokens[request_id]
+
     def free(self, request_id: str) -> None:
         """Take a request out of its blocks' owners; those that nobody owns any more are free."""
         table = self._table(request_id)
@@ -225,6 +237,21 @@ class BlockManager:
         if request_id not in self._tables:
             raise ValueError(f"request {request_id} has no blocks: it was never allocated, or has been freed already")
         return self._tables[request_id]
+
+    def _walk(self, chain: Chain, token_ids: TokenIds, num_tokens: int) -> list[int]:
+        """The published blocks that follow a chain, as long as they hold a request's tokens."""
+        blocks: list[int] = []
+        num_blocks, last = chain
+        for start in range(num_blocks * self.block_size, num_tokens - self.block_size + 1, self.block_size):
+            link = extend(last, token_ids(start, start + self.block_size))
+            block = self._published.get(link.digest)
+            if block is None:
+                break
+            last = self._link(block)
+            if not last.equals(link):  # two prefixes with one digest
+                break
+            blocks.append(block)
+        return blocks
 
     def _link(self, block: int) -> Link:
         link = self._links[block]

@@ -6,7 +6,8 @@
 
 A step has two kinds of requests, and attends to each kind at once: *decodes*, one new token each, whose blocks are
 gathered into padded batches; and chunks of prompts, packed one after the other. Decodes come first, short ones before
-long ones: each batch is padded to its longest, so that a long request must not share one with short requests.
+long ones: each batch is padded to its longest, so that a long request must not share one with short requests. Where all
+tables of a batch begin with the same blocks, these are gathered once, and attended to by all queries together.
 
 Who owns a block is the block manager's affair; this file knows only what it is told for the step. Gathering is a copy
 that kernels which read the blocks in place avoid (v0.9).
@@ -19,12 +20,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.attention import AttentionBackend, decode_attention
+from common.attention import AttentionBackend, decode_attention, decode_behind_prefix, shares_prefixes
 from common.config import ModelConfig
 from common.errors import ModelError
 from common.units import format_bytes
 
 MOST_PADDING = 8  # blocks, where twice a request's own would be fewer
+LEAST_SAVED = 64  # blocks that are not gathered again: below, a second pass over the rest costs more than it saves
 
 
 class KVCache:
@@ -82,11 +84,15 @@ class KVCache:
         num_decodes = next((i for i, query_len in enumerate(query_lens) if query_len > 1), len(query_lens))
         self.num_decodes = num_decodes
         self.decode_batches = []  # (which decodes, their tables [R, blocks], what is added to their scores)
+        self.prefixes = []  # of each batch: the blocks that all its tables begin with, and which these then leave out
         for batch in _batches([len(table) for table in block_tables[:num_decodes]]):
             num_blocks = max(map(len, block_tables[batch]))
             padding = torch.arange(num_blocks * block_size, device=device) >= contexts[batch, None]
             mask = torch.zeros(padding.shape, device=device, dtype=self.kv.dtype).masked_fill_(padding, -torch.inf)
-            self.decode_batches.append((batch, tables[batch, :num_blocks].contiguous(), mask[:, None, None]))
+            num_shared = _num_shared(block_tables[batch]) if shares_prefixes(device) else 0
+            self.prefixes.append(tables[batch.start, :num_shared])
+            own, mask = tables[batch, num_shared:num_blocks], mask[:, None, None, num_shared * block_size :]
+            self.decode_batches.append((batch, own.contiguous(), mask))
         self.prefill_tables = [torch.tensor(table, device=device) for table in block_tables[num_decodes:]]
         self.prefill_query_lens, self.prefill_context_lens = query_lens[num_decodes:], context_lens[num_decodes:]
 
@@ -106,10 +112,14 @@ class KVCache:
         keys, values = pool.flatten(1, 2)  # [num_blocks * block_size, num_kv_heads, head_dim] each, no copy
         keys[self.slot_mapping], values[self.slot_mapping] = k, v
         outputs = []
-        for batch, tables, mask in self.decode_batches:
+        for (batch, tables, mask), prefix in zip(self.decode_batches, self.prefixes, strict=True):
             gathered = pool.index_select(1, tables.flatten())
             keys, values = gathered.view(2, len(tables), -1, *k.shape[1:])  # [R, S, num_kv_heads, head_dim] each
-            outputs.append(decode_attention(q[batch], keys, values, mask))
+            if len(prefix):
+                shared_keys, shared_values = pool.index_select(1, prefix).flatten(1, 2)
+                outputs.append(decode_behind_prefix(q[batch], (shared_keys, shared_values), keys, values, mask))
+            else:
+                outputs.append(decode_attention(q[batch], keys, values, mask))
         if self.prefill_tables:
             pieces = [
                 pool.index_select(1, table).flatten(1, 2)[:, :context_len]
@@ -125,6 +135,19 @@ def _padded(block_tables: Sequence[list[int]]) -> Tensor:
     """The tables as one `[R, longest]` tensor, each padded with a block of its own: others' may hold NaN."""
     longest = max(map(len, block_tables))
     return torch.tensor([table + table[-1:] * (longest - len(table)) for table in block_tables])
+
+
+def _num_shared(block_tables: Sequence[list[int]]) -> int:
+    """How many blocks all of these begin with, or 0 where reading them once for all would save too little.
+
+    A request writes into its last block, which is its own; a shared one lies before it, and is full.
+    """
+    num_shared = 0
+    for blocks in zip(*(table[:-1] for table in block_tables), strict=False):
+        if len(set(blocks)) > 1:
+            break
+        num_shared += 1
+    return num_shared if num_shared * (len(block_tables) - 1) >= LEAST_SAVED else 0
 
 
 def _batches(num_blocks: Sequence[int]) -> list[slice]:

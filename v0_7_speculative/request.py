@@ -28,7 +28,7 @@ class Request:
     that the request goes on where it was, with the same tokens and the same random numbers.
 
     `forks` are the other choices of the same caller's request. They wait for this one's prompt: once it is computed,
-    they run, too, with the same blocks. `num_cached_tokens` of it were in the prefix cache when it first ran.
+    they run, too, with the same blocks. `num_cached_tokens` of it were in the prefix cache, and not computed.
 
     `draft_token_ids` are guesses of a step at what comes next. None is a token of the request before it is checked.
     `num_draft_tokens` and `num_accepted_tokens` count them over all steps.

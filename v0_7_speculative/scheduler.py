@@ -11,8 +11,9 @@ Both queues are in the order of arrival, and every running request has arrived b
 always the newest, goes to the head of the queue, and comes back before any other.
 
 A request whose first tokens are in the prefix cache begins behind them, and takes only the rest from the budget. What a
-step computes is found from the next step on: of two requests that begin alike in one step, both compute. The choices of
-one request (`n > 1`) are one in the queue: the first computes the prompt, and then its forks run with the same blocks.
+step computes is found from the next step on: of two requests that begin alike in one step, both compute. A prompt that
+is computed in chunks looks again before each of them. The choices of one request (`n > 1`) are one in the queue: the
+first computes the prompt, and then its forks run with the same blocks.
 
 What a step has left, of its budget and of the pool, goes to drafts: a request that decodes may compute some guessed
 tokens behind its known one. Whatever the model would not have drawn is taken back.
@@ -33,9 +34,9 @@ class SchedulerOutput:
     """One step: `requests[i]` computes `num_scheduled_tokens[i]` tokens, and finds its KV in `block_tables[i]`.
 
     `forks[i]` are sampled from its last token, too. `blocks_to_copy` are pairs of blocks, from and to, for before
-    anything is written. `num_cached_tokens` says of the requests that have left the queue in this step, by their ids,
-    how many of their tokens the prefix cache had. The last `num_draft_tokens[i]` tokens of a request are drafts. After
-    the step `num_accepted_tokens` says of those that had some how many were right.
+    anything is written. `num_cached_tokens` says of the requests that have looked in the prefix cache in this step, by
+    their ids, how many of their tokens it had. The last `num_draft_tokens[i]` tokens of a request are drafts. After the
+    step `num_accepted_tokens` says of those that had some how many were right.
     """
 
     requests: list[Request]
@@ -133,6 +134,8 @@ class Scheduler:
         # 1. Running requests, oldest first. Victims are taken from the other end, so none has been scheduled yet.
         while len(requests) < len(self.running) and budget > 0:
             request = self.running[len(requests)]
+            if request.num_tokens - request.num_computed_tokens > 1:
+                self._catch_up(request, num_cached_tokens)
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
             while not self.block_manager.can_append(request.request_id, num_tokens):
                 preempted.append(self._preempt_newest())
@@ -288,6 +291,15 @@ class Scheduler:
             if request.finish is not None:
                 return num_taken
         return len(token_ids)
+
+    def _catch_up(self, request: Request, num_cached_tokens: dict[str, int]) -> None:
+        """Let a prompt in chunks go on behind what others have computed of it since its last chunk."""
+        num_tokens = self.block_manager.catch_up(request.request_id, request.token_ids, request.num_reusable_tokens)
+        if num_tokens > request.num_computed_tokens:
+            num_cached_tokens[request.request_id] = num_tokens - request.num_computed_tokens
+            if request.num_preemptions == 0:
+                request.num_cached_tokens += num_tokens - request.num_computed_tokens
+            request.num_computed_tokens = num_tokens
 
     def _fork(self, leader: Request, forks: list[Request]) -> None:
         """Run the requests that have waited for a leader's prompt, next to it: all of them came when it did."""

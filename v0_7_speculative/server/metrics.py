@@ -158,12 +158,13 @@ class Metrics:
                 counter.inc()
         processor, manager = self._engine.output_processor, self._engine.scheduler.block_manager
         for request in scheduled.requests:
-            if request.request_id in scheduled.num_cached_tokens and request.num_preemptions == 0:
-                metrics = processor.parents[processor.parent_id(request.request_id)].metrics
+            if request.request_id not in scheduled.num_cached_tokens or request.num_preemptions > 0:
+                continue
+            self._hits.inc(scheduled.num_cached_tokens[request.request_id])
+            metrics = processor.parents[processor.parent_id(request.request_id)].metrics
+            if not metrics.scheduled_time:
                 metrics.scheduled_time = self._engine.step_time
-                if manager.enable_prefix_caching:
-                    self._queries.inc(request.num_prompt_tokens)
-                    self._hits.inc(request.num_cached_tokens)
+                self._queries.inc(request.num_prompt_tokens if manager.enable_prefix_caching else 0)
 
     def exposition(self) -> bytes:
         """All of them, in Prometheus's text format."""
