@@ -58,12 +58,14 @@ class NgramDrafter:
             del request.draft_token_ids[num_drafts:]
 
     def _propose(self, token_ids: list[int], most: int) -> list[int]:
+        *before, last = token_ids
+        # A match ends where the last token has been before; few places are left to be compared.
+        ends = [end for end, token_id in enumerate(before, 1) if token_id == last]
         for length in range(min(self.ngram_max, len(token_ids) - 1), self.ngram_min - 1, -1):
             pattern = token_ids[-length:]
-            # From the latest place back; the pattern's own place, at the end, has nothing behind it.
-            for start in range(len(token_ids) - length - 1, -1, -1):
-                if token_ids[start : start + length] == pattern:
-                    return token_ids[start + length : start + length + most]
+            for end in reversed(ends):
+                if token_ids[max(0, end - length) : end] == pattern:
+                    return token_ids[end : end + most]
         return []
 
 
