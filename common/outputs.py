@@ -49,6 +49,8 @@ class RequestMetrics:
     kv_reserved_bytes: int = 0
     kv_used_bytes: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # from v0.7 on: tokens that were guessed, and how many of them were right
+    num_accepted_tokens: int = 0
 
     def record_step(self, kv_reserved_bytes: int = 0, kv_used_bytes: int = 0) -> None:
         """Read the clock: a step has just given the request a token, its first or its last so far."""

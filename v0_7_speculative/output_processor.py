@@ -90,6 +90,8 @@ class OutputProcessor:
             deltas.setdefault(parent.request_id, []).append(delta)
             if delta.finish_reason is not None:
                 parent.metrics.num_preemptions += request.num_preemptions
+                parent.metrics.num_draft_tokens += request.num_draft_tokens
+                parent.metrics.num_accepted_tokens += request.num_accepted_tokens
                 parent.unfinished.remove(request.request_id)
                 del self._children[request.request_id]
         return [self._output(self.parents[request_id], outputs) for request_id, outputs in deltas.items()]

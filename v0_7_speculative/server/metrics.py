@@ -64,6 +64,17 @@ class Metrics:
             lambda: 1 - manager.num_free_blocks / manager.num_blocks
         )
         self._preemptions = self._counter("num_preemptions", "Preemptions of sequences.")
+        self._drafts = self._counter("spec_decode_num_drafts", "Times that tokens were drafted for a sequence.")
+        self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self._accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were right.")
+        per_place = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were right, by their place in the draft.",
+            [*self._labels, "position"],
+            registry=self.registry,
+        )
+        places = range(engine.scheduler.num_speculative_tokens)
+        self._accepted_at = [per_place.labels(**self._labels, position=str(place)) for place in places]
         engine.on_step = self._on_step
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that have been answered.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Those of them that the prefix cache had.")
@@ -138,6 +149,13 @@ class Metrics:
     def _on_step(self, scheduled: SchedulerOutput) -> None:
         """In the engine's thread, before the step's outputs are made: note whose first step it was."""
         self._preemptions.inc(len(scheduled.preempted))
+        for num_drafts in filter(None, scheduled.num_draft_tokens):
+            self._drafts.inc()
+            self._draft_tokens.inc(num_drafts)
+        for num_accepted in scheduled.num_accepted_tokens.values():
+            self._accepted_tokens.inc(num_accepted)
+            for counter in self._accepted_at[:num_accepted]:
+                counter.inc()
         processor, manager = self._engine.output_processor, self._engine.scheduler.block_manager
         for request in scheduled.requests:
             if request.request_id in scheduled.num_cached_tokens and request.num_preemptions == 0:

@@ -110,7 +110,10 @@ def _generation(answer: Answer, stream: RequestStream) -> list[str]:
     if num_tokens > 1:
         words.append(f"tpot_ms={(stream.last_time - stream.first_time) * 1e3 / (num_tokens - 1):.1f}")
     words.append(f"finish={'error' if totals.failed else ','.join(totals.finish_reasons) or 'abort'}")
-    return [*words, f"preemptions={totals.num_preemptions}"]
+    words.append(f"preemptions={totals.num_preemptions}")
+    if totals.num_draft_tokens:
+        words.append(f"accepted={totals.num_accepted_tokens}/{totals.num_draft_tokens}")
+    return words
 
 
 class RequestLine:

@@ -15,6 +15,7 @@ class Totals:
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.num_cached_tokens: dict[int, int] = {}  # of each prompt
         self.num_preemptions = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self.failed = False  # by a fault of the server's
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
@@ -28,6 +29,8 @@ class Totals:
             self.choices.setdefault(index, CompletionOutput(index)).extend(delta)
         if output.finished:
             self.num_preemptions += output.metrics.num_preemptions
+            self.num_draft_tokens += output.metrics.num_draft_tokens
+            self.num_accepted_tokens += output.metrics.num_accepted_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
