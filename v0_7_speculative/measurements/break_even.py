@@ -36,6 +36,7 @@ STYLE: Any = {
     "svg.hashsalt": "mini-vllm",  # so that the same results give the same file
 }
 NGRAM = {
+    "ngram_copy": ("#0c8599", "copy"),
     "ngram_edit": ("#37963c", "edit"),
     "ngram_summarise": ("#1c7ed6", "summarise"),
     "ngram_chat": ("#f59f00", "chat"),

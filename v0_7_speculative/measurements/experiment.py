@@ -41,8 +41,8 @@ RESULTS = Path(__file__).with_suffix(".json")
 NUM_DRAFTS = (1, 2, 4, 8)
 EXIT_LAYERS = (2, 5, 11, 15, 20, 25, 28)
 NUM_BLOCKS = 64  # 1,024 tokens: longer than any request here
-OUTPUT_LENS = {"chat": 128, "summarise": 128, "edit": 96}  # the edited text and not much behind it
-EXIT_OUTPUT_LEN = 64  # of early exit and of the draft model, which are slow
+MOST_TOKENS = 128  # of an answer; edited and copied texts end before
+MOST_EXIT_TOKENS = 64  # with early exit and the draft model, which are slow
 WARM_UP_LEN = 8
 
 
@@ -92,7 +92,7 @@ def main() -> None:
         **{f"ngram_{name}": _ngram(name) for name in WORKLOADS},
         **{f"early_exit_{layer}": _early_exit(layer) for layer in EXIT_LAYERS},
         "draft_model": _draft_model,
-        "vllm": lambda engines, args: measure_vllm(engines, args.vllm_venv, OUTPUT_LENS, args.repeats),
+        "vllm": lambda engines, args: measure_vllm(engines, args.vllm_venv, MOST_TOKENS, args.repeats),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*parts, "break_even"], default=[*parts, "break_even"])
@@ -128,7 +128,7 @@ def main() -> None:
 def _ngram(workload: str) -> Any:
     def measure(engines: Engines, args: argparse.Namespace) -> dict[str, Any]:
         llms = {str(num): engines.make("ngram", num) for num in NUM_DRAFTS}
-        return compare(engines, llms, workload, OUTPUT_LENS[workload], args.repeats)
+        return compare(engines, llms, workload, MOST_TOKENS, args.repeats)
 
     return measure
 
@@ -136,17 +136,17 @@ def _ngram(workload: str) -> Any:
 def _early_exit(exit_layer: int) -> Any:
     def measure(engines: Engines, args: argparse.Namespace) -> dict[str, Any]:
         llms = {str(num): engines.make("early_exit", num, exit_layer=exit_layer) for num in NUM_DRAFTS}
-        return compare(engines, llms, "chat", EXIT_OUTPUT_LEN, args.repeats)
+        return compare(engines, llms, "chat", MOST_EXIT_TOKENS, args.repeats)
 
     return measure
 
 
 def _draft_model(engines: Engines, args: argparse.Namespace) -> dict[str, Any]:
     llms = {str(num): engines.make("draft_model", num, draft_model=str(engines.folder)) for num in NUM_DRAFTS}
-    return compare(engines, llms, "chat", EXIT_OUTPUT_LEN, args.repeats)
+    return compare(engines, llms, "chat", MOST_EXIT_TOKENS, args.repeats)
 
 
-def compare(engines: Engines, llms: dict[str, LLM], workload: str, output_len: int, repeats: int) -> dict[str, Any]:
+def compare(engines: Engines, llms: dict[str, LLM], workload: str, max_tokens: int, repeats: int) -> dict[str, Any]:
     """Plain decoding and each of these, in turns: speed-ups within a round, and what was accepted."""
     ways = {"plain": engines.make()} | llms
     prompt = engines.prompt(workload)
@@ -156,32 +156,35 @@ def compare(engines: Engines, llms: dict[str, LLM], workload: str, output_len: i
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for repeat in tqdm(range(repeats), desc=workload, unit="round"):
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            runs[name].append(answer(ways[name], prompt, output_len))
+            runs[name].append(answer(ways[name], prompt, max_tokens))
             check_same(runs[name][-1], runs[name][0], name)
     plain = runs.pop("plain")
     for name, its_runs in runs.items():
         check_same(its_runs[0], plain[0], name)
+    num_tokens = len(plain[0].token_ids)
     return {
-        "what": f"{workload}: {len(prompt)} prompt tokens, {output_len} new ones, greedy, one request",
+        "what": f"{workload}: {len(prompt)} prompt tokens, {num_tokens} new ones, greedy, one request",
+        "num_prompt_tokens": len(prompt),
+        "num_tokens": num_tokens,
         "answer": engines.tokenizer.decode(plain[0].token_ids),
         "plain": {
-            "tokens_per_s": spread([(output_len - 1) / run.decode_seconds for run in plain]),
-            "step_ms": spread([1e3 * run.decode_seconds / (output_len - 1) for run in plain]),
+            "tokens_per_s": spread([(num_tokens - 1) / run.decode_seconds for run in plain]),
+            "step_ms": spread([1e3 * run.decode_seconds / (num_tokens - 1) for run in plain]),
             "seconds": spread([run.seconds for run in plain]),
         },
         "ways": {name: _beside(its_runs, plain) for name, its_runs in runs.items()},
     }
 
 
-def answer(llm: LLM, prompt: list[int], output_len: int) -> Run:
-    """Greedy, of that length."""
+def answer(llm: LLM, prompt: list[int], max_tokens: int) -> Run:
+    """Greedy, up to its end or so many tokens."""
     steps: list[tuple[int, int]] = []
 
     def note(scheduled: SchedulerOutput) -> None:
         steps.append((sum(scheduled.num_draft_tokens), sum(scheduled.num_accepted_tokens.values())))
 
     llm.engine.on_step = note
-    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     [output] = llm.generate([prompt], params, use_tqdm=False)
     times = output.metrics
     return Run(

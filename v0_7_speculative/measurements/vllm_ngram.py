@@ -18,7 +18,7 @@ NGRAM_MIN, NGRAM_MAX = 2, 4
 PLAIN, NGRAM = "plain", "ngram"
 
 
-def measure_vllm(engines: "Engines", venv: Path, output_lens: dict[str, int], repeats: int) -> dict[str, Any]:
+def measure_vllm(engines: "Engines", venv: Path, max_tokens: int, repeats: int) -> dict[str, Any]:
     """Speed-up of each engine over its own plain decoding, and of ours over vLLM's: whole requests, prompt included."""
     from tqdm import tqdm
 
@@ -26,6 +26,7 @@ def measure_vllm(engines: "Engines", venv: Path, output_lens: dict[str, int], re
     from common.measuring.recipe import spread
 
     from .experiment import answer
+    from .workloads import WORKLOADS
 
     num_threads = os.cpu_count() or 1
     environment = {
@@ -38,11 +39,11 @@ def measure_vllm(engines: "Engines", venv: Path, output_lens: dict[str, int], re
     python = venv.absolute() / "bin" / "python"
     command = [str(python), "-c", Path(__file__).read_text()]
     ours = {PLAIN: engines.make(), NGRAM: engines.make("ngram", NUM_DRAFTS)}
-    prompts = {name: engines.prompt(name) for name in output_lens}
+    prompts = {name: engines.prompt(name) for name in WORKLOADS}
     seconds: dict[str, dict[str, list[float]]] = {
-        name: {f"{who}_{way}": [] for who in ("vllm", "ours") for way in ours} for name in output_lens
+        name: {f"{who}_{way}": [] for who in ("vllm", "ours") for way in ours} for name in WORKLOADS
     }
-    same = dict.fromkeys(output_lens, True)
+    same = dict.fromkeys(WORKLOADS, True)
     with (
         Child("vLLM", command, environment=environment, cwd=python.parent) as plain,
         Child("vLLM with n-grams", command, environment=environment, cwd=python.parent) as ngram,
@@ -50,10 +51,10 @@ def measure_vllm(engines: "Engines", venv: Path, output_lens: dict[str, int], re
         children = {PLAIN: plain, NGRAM: ngram}
         versions = {way: child.ask({"folder": str(engines.folder), "way": way}) for way, child in children.items()}
         for repeat in tqdm(range(repeats + 1), desc="vLLM", unit="round"):
-            for name, output_len in output_lens.items():
+            for name in WORKLOADS:
                 tokens = {}
                 for way in (PLAIN, NGRAM) if repeat % 2 else (NGRAM, PLAIN):
-                    num_tokens = output_len if repeat else 8
+                    num_tokens = max_tokens if repeat else 8
                     its = children[way].ask({"prompt": prompts[name], "num_tokens": num_tokens})
                     run = answer(ours[way], prompts[name], num_tokens)
                     tokens[way] = its["token_ids"]
@@ -77,7 +78,7 @@ def measure_vllm(engines: "Engines", venv: Path, output_lens: dict[str, int], re
                 "ours_over_vllm_ngram": ratios(name, "vllm_ngram", "ours_ngram"),
                 "vllm_same_answer": same[name],
             }
-            for name in output_lens
+            for name in WORKLOADS
         },
     }
 
@@ -106,7 +107,7 @@ def _serve() -> None:
     print("RESULT", json.dumps(versions), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        params = SamplingParams(temperature=0.0, max_tokens=job["num_tokens"], ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=job["num_tokens"])
         start = time.perf_counter()
         [output] = llm.generate([{"prompt_token_ids": job["prompt"]}], params, use_tqdm=False)
         result = {"seconds": time.perf_counter() - start, "token_ids": list(output.outputs[0].token_ids)}
