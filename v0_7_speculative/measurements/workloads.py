@@ -18,8 +18,8 @@ ANNA = (
     "Anna lives in a small house near the river. Every morning Anna takes her bicycle and rides to the market, where "
     "she sells bread, honey and apples from her garden. At noon the market closes, and Anna drinks a cup of coffee "
     "with the fishermen in the harbour. In the afternoon she reads the newspaper under the old apple tree. In the "
-    "evening Anna cooks a soup with vegetables, feeds the two cats and calls her sister in the city. Before she goes to "
-    "sleep, she opens the window and listens to the water."
+    "evening Anna cooks a soup with vegetables, feeds the two cats and calls her sister in the city. Before she goes "
+    "to sleep, she opens the window and listens to the water."
 )
 WORKLOADS = {
     "chat": "Why do the leaves of many trees turn red and yellow in autumn? Explain it to a child.",
