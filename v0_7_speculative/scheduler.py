@@ -204,9 +204,6 @@ class Scheduler:
         Returns:
             How many of them each request has taken in: nothing comes after its end.
         """
-        for request, forks in zip(scheduled.requests, scheduled.forks, strict=True):
-            if forks:
-                self._fork(request, forks)
         taken = {
             request.request_id: self._take_in(request, sampled[request.request_id])
             for request in scheduled.requests_and_forks
@@ -224,6 +221,9 @@ class Scheduler:
                 self.block_manager.shrink(request.request_id, num_rejected)
             request.num_computed_tokens += num_tokens - num_rejected
             self.block_manager.publish(request.request_id, request.token_ids)
+        for request, forks in zip(scheduled.requests, scheduled.forks, strict=True):
+            if forks:
+                self._fork(request, forks)
         ended = [request.request_id for request in scheduled.requests_and_forks if request.finish is not None]
         self.finish_requests(ended)
         return taken
