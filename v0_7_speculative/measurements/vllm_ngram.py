@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NUM_DRAFTS = 8
 NGRAM_MIN, NGRAM_MAX = 2, 4
 PLAIN, NGRAM = "plain", "ngram"
+COMPARED = ("edit", "copy")  # of the workloads
 
 
 def measure_vllm(engines: "Engines", venv: Path, max_tokens: int, repeats: int) -> dict[str, Any]:
@@ -26,7 +27,6 @@ def measure_vllm(engines: "Engines", venv: Path, max_tokens: int, repeats: int) 
     from common.measuring.recipe import spread
 
     from .experiment import answer
-    from .workloads import WORKLOADS
 
     num_threads = os.cpu_count() or 1
     environment = {
@@ -39,11 +39,11 @@ def measure_vllm(engines: "Engines", venv: Path, max_tokens: int, repeats: int) 
     python = venv.absolute() / "bin" / "python"
     command = [str(python), "-c", Path(__file__).read_text()]
     ours = {PLAIN: engines.make(), NGRAM: engines.make("ngram", NUM_DRAFTS)}
-    prompts = {name: engines.prompt(name) for name in WORKLOADS}
+    prompts = {name: engines.prompt(name) for name in COMPARED}
     seconds: dict[str, dict[str, list[float]]] = {
-        name: {f"{who}_{way}": [] for who in ("vllm", "ours") for way in ours} for name in WORKLOADS
+        name: {f"{who}_{way}": [] for who in ("vllm", "ours") for way in ours} for name in COMPARED
     }
-    same = dict.fromkeys(WORKLOADS, True)
+    same = dict.fromkeys(COMPARED, True)
     with (
         Child("vLLM", command, environment=environment, cwd=python.parent) as plain,
         Child("vLLM with n-grams", command, environment=environment, cwd=python.parent) as ngram,
@@ -51,7 +51,7 @@ def measure_vllm(engines: "Engines", venv: Path, max_tokens: int, repeats: int) 
         children = {PLAIN: plain, NGRAM: ngram}
         versions = {way: child.ask({"folder": str(engines.folder), "way": way}) for way, child in children.items()}
         for repeat in tqdm(range(repeats + 1), desc="vLLM", unit="round"):
-            for name in WORKLOADS:
+            for name in COMPARED:
                 tokens = {}
                 for way in (PLAIN, NGRAM) if repeat % 2 else (NGRAM, PLAIN):
                     num_tokens = max_tokens if repeat else 8
@@ -78,7 +78,7 @@ def measure_vllm(engines: "Engines", venv: Path, max_tokens: int, repeats: int) 
                 "ours_over_vllm_ngram": ratios(name, "vllm_ngram", "ours_ngram"),
                 "vllm_same_answer": same[name],
             }
-            for name in WORKLOADS
+            for name in COMPARED
         },
     }
 
