@@ -41,50 +41,52 @@ assert guesses["abcdef"] == "", "nothing was here before"
 #
 # ## One step
 #
-# The stand-in model of the lesson answers each letter with the next one. Request R from the lesson, with a note of what
-# each step drafted, and how much of it was right.
+# Request R of the lesson, with a scheduler, a drafter, and no model. In its place stands one line: every row draws the
+# letter after its own. What follows that line is how drafts are checked.
 #
-# *Predict: with `num_speculative_tokens=2` instead of 4, which steps change?*
+# *Predict: with K = 2 instead of 4, which steps change?*
 
 # %%
-from tests.kit.models import Successor
-from tests.kit.tokenizers import byte_tokenizer
-from v0_7_speculative import LLMEngine
+from v0_7_speculative.block_manager import BlockManager
 from v0_7_speculative.drafter import Drafter
-from v0_7_speculative.scheduler import SchedulerOutput
+from v0_7_speculative.scheduler import Scheduler, SchedulerOutput
 
 Steps = list[tuple[int, int]]
 
 
-def run(
-    drafter: Drafter | None = None, prompt: bytes = b"Say: abcdefXY, and again: abc", **args: object
-) -> tuple[bytes, Steps]:
+def run(drafter: Drafter, num_drafts: int, prompt: bytes = b"Say: abcdefXY, and again: abc") -> tuple[bytes, Steps]:
     """The answer of 8 letters, and of each step behind the prompt's how many drafts it had and how many were right."""
-    engine = LLMEngine(Successor(), tokenizer=byte_tokenizer(), num_blocks=8, **args)
-    if drafter is not None:
-        engine.model_runner.drafter, engine.scheduler.count_drafts = drafter, drafter.count
+    scheduler = Scheduler(
+        BlockManager(num_blocks=8, block_size=16),
+        max_num_batched_tokens=512,
+        max_num_seqs=8,
+        max_request_len=129,
+        num_speculative_tokens=num_drafts,
+        count_drafts=drafter.count,
+    )
+    request = Request("R", SamplingState.create(SamplingParams(max_tokens=8), [*prompt], (), seed=0))
+    scheduler.add(request)
     steps: Steps = []
-
-    def note(scheduled: SchedulerOutput) -> None:
-        steps.append((sum(scheduled.num_draft_tokens), sum(scheduled.num_accepted_tokens.values())))
-
-    engine.on_step = note
-    engine.add_request("R", [*prompt], SamplingParams(temperature=0.0, max_tokens=8))
-    answer = b""
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            answer += bytes(output.outputs[0].token_ids)
-        engine.scheduler.check_integrity()
-    return answer, steps[1:]
+    while scheduler.has_unfinished_requests():
+        scheduled = scheduler.schedule()
+        drafter.draft(scheduled)
+        drafts = request.draft_token_ids if scheduled.num_draft_tokens[0] else []
+        rows = [*request.token_ids(request.num_tokens - 1, request.num_tokens), *drafts]
+        draws = [row + 1 for row in rows]
+        num_accepted = next((i for i, draft in enumerate(drafts) if draft != draws[i]), len(drafts))
+        scheduler.update(scheduled, {"R": draws[: num_accepted + 1]})
+        scheduler.check_integrity()
+        steps.append((len(drafts), num_accepted))
+    return bytes(request.sampling.output_token_ids), steps[1:]
 
 
 for num in (4, 2, 1):
-    answer, steps = run(speculative_method="ngram", num_speculative_tokens=num)
+    answer, steps = run(NgramDrafter(2, 4), num)
     print(f"K = {num}: {answer.decode()}  {steps}")
     assert answer == b"defghijk"
 
 # %% [markdown]
-# The answer is the same each time. Only the number of steps differs.
+# The answer is the same each time. Two drafts instead of four lose nothing here, as only two were right.
 #
 # ## Write a drafter
 #
@@ -111,7 +113,7 @@ class Oracle:
 
 
 for right in (True, False):
-    answer, steps = run(Oracle(right), speculative_method="ngram", num_speculative_tokens=4)
+    answer, steps = run(Oracle(right), 4)
     print(f"always {'right' if right else 'wrong'}: {answer.decode()}  {steps}")
     assert answer == b"defghijk"
     assert len(steps) == (2 if right else 7)
@@ -206,6 +208,6 @@ for name, args in ways.items():
 # ## Poke on
 #
 # - Let the always-wrong `Oracle` be wrong only at the third place. How many tokens does a step bring?
-# - `run(..., prompt=b"abcabcabc")` with the n-gram drafter: what does it guess, and is it ever right?
+# - `run(NgramDrafter(2, 4), 4, prompt=b"abcabcabc")`: what does it guess, and is it ever right?
 # - Set `speculative_disable_below=0.5` for layer 5 and a longer answer, and look at when the drafts stop.
 # - In `speed_up`, which acceptance would early exit at layer 15 need with K = 2? Solve it by trying.
