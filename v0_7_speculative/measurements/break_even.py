@@ -40,6 +40,7 @@ NGRAM = {
     "ngram_edit": ("#37963c", "edit"),
     "ngram_summarise": ("#1c7ed6", "summarise"),
     "ngram_chat": ("#f59f00", "chat"),
+    "ngram_loop": ("#868e96", "chat, in a loop"),
 }
 EARLY_EXIT, DRAFT_MODEL = "#d9480f", "#9c36b5"
 MOST = 16.0  # of both axes

@@ -1,7 +1,7 @@
 """Which drafter pays, and when: `python -m v0_7_speculative.measurements.experiment`. One request, greedy.
 
     costs            a step that checks K drafts against a plain one; a draft pass of E layers and the head
-    ngram_...        n-gram lookup on three workloads (`workloads.py`), K = 1, 2, 4, 8
+    ngram_...        n-gram lookup on these workloads (`workloads.py`), K = 1, 2, 4, 8
     early_exit_...   the model's first E layers as its drafter, on free chat, K = 1, 2, 4, 8
     draft_model      the model as its own draft model: every draft is right
     vllm             vLLM with its n-gram drafter on the same workloads, and ours (needs --vllm-venv)
@@ -42,7 +42,7 @@ NUM_DRAFTS = (1, 2, 4, 8)
 EXIT_LAYERS = (2, 5, 11, 15, 20, 25, 28)
 NUM_BLOCKS = 64  # 1,024 tokens: longer than any request here
 MOST_TOKENS = 128  # of an answer; edited and copied texts end before
-MOST_EXIT_TOKENS = 64  # with early exit and the draft model, which are slow
+MOST_CHAT_TOKENS = 64  # of free chat: behind these the model repeats one sentence for ever, which is `loop`
 WARM_UP_LEN = 8
 
 
@@ -89,7 +89,9 @@ def main() -> None:
     """Run the parts, print what they measured and write it down."""
     parts = {
         "costs": lambda engines, args: measure_costs(engines.make, engines.prompt("summarise"), args.repeats),
-        **{f"ngram_{name}": _ngram(name) for name in WORKLOADS},
+        **{f"ngram_{name}": _ngram(name, MOST_TOKENS) for name in ("copy", "edit", "summarise")},
+        "ngram_chat": _ngram("chat", MOST_CHAT_TOKENS),
+        "ngram_loop": _ngram("chat", MOST_TOKENS),
         **{f"early_exit_{layer}": _early_exit(layer) for layer in EXIT_LAYERS},
         "draft_model": _draft_model,
         "vllm": lambda engines, args: measure_vllm(engines, args.vllm_venv, MOST_TOKENS, args.repeats),
@@ -125,10 +127,10 @@ def main() -> None:
         args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _ngram(workload: str) -> Any:
+def _ngram(workload: str, max_tokens: int) -> Any:
     def measure(engines: Engines, args: argparse.Namespace) -> dict[str, Any]:
         llms = {str(num): engines.make("ngram", num) for num in NUM_DRAFTS}
-        return compare(engines, llms, workload, MOST_TOKENS, args.repeats)
+        return compare(engines, llms, workload, max_tokens, args.repeats)
 
     return measure
 
@@ -136,14 +138,14 @@ def _ngram(workload: str) -> Any:
 def _early_exit(exit_layer: int) -> Any:
     def measure(engines: Engines, args: argparse.Namespace) -> dict[str, Any]:
         llms = {str(num): engines.make("early_exit", num, exit_layer=exit_layer) for num in NUM_DRAFTS}
-        return compare(engines, llms, "chat", MOST_EXIT_TOKENS, args.repeats)
+        return compare(engines, llms, "chat", MOST_CHAT_TOKENS, args.repeats)
 
     return measure
 
 
 def _draft_model(engines: Engines, args: argparse.Namespace) -> dict[str, Any]:
     llms = {str(num): engines.make("draft_model", num, draft_model=str(engines.folder)) for num in NUM_DRAFTS}
-    return compare(engines, llms, "chat", MOST_EXIT_TOKENS, args.repeats)
+    return compare(engines, llms, "chat", MOST_CHAT_TOKENS, args.repeats)
 
 
 def compare(engines: Engines, llms: dict[str, LLM], workload: str, max_tokens: int, repeats: int) -> dict[str, Any]:
