@@ -5,7 +5,7 @@ from typing import Any
 from common.measuring.recipe import ROOT
 
 RESULTS = ROOT / "v0_4_http" / "measurements" / "clients.json"
-PAGES = tuple(ROOT / "docs" / folder / "milestones" / "v0_4.md" for folder in ("", "zh"))
+PAGES = tuple(ROOT / "docs" / folder / "server.md" for folder in ("", "zh"))
 OPENING, CLOSING = "<!-- clients: python -m tests.clients --markdown -->", "<!-- /clients -->"
 HEADER = ("client", "tried", "outcome")
 

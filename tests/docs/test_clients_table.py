@@ -25,7 +25,7 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize("path", table.PAGES, ids=lambda path: path.parts[-3])
+@pytest.mark.parametrize("path", table.PAGES, ids=lambda path: path.parts[-2])
 def test_the_pages_table_is_that_of_the_results(path):
     results = json.loads(table.RESULTS.read_text())
     page = path.read_text(encoding="utf-8")

@@ -44,7 +44,11 @@ from tests.contracts import promises
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MILESTONE_PAGES = sorted((DOCS / "milestones").glob("*.md"))
-PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("glossary", "faq", "exercises")), *MILESTONE_PAGES]
+PAGES = [
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("glossary", "faq", "exercises", "server")),
+    *MILESTONE_PAGES,
+]
 OPENING = re.compile(r"(?P<indent> *)`{3,} *(?P<language>\w*)(?:.*title=\"(?P<title>[^\"]+)\")?")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*\Z")
 SERVER = "v0_4_http"  # its module runs until a signal comes

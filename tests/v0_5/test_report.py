@@ -172,7 +172,7 @@ def test_the_parts_of_a_step_come_with_what_they_add_up_to():
     found = {"attribution": {"steps": {"steps": dict.fromkeys(("1", "8", "32", "prefill_2000"), step)}}}
     rows = tables.render("steps", found).split("\n")
     assert rows[2] == "| linear layers | 7.00 | 7.00 | 7.00 | 7.00 |"
-    assert rows[4].startswith("| named parts, of that | 98.0% (88.0% to 108.0%) |")
+    assert rows[4].startswith("| named parts, as a share of that step | 98.0% (88.0% to 108.0%) |")
     assert rows[5].startswith("| what the profiler adds | +1.0% (-9.0% to +11.0%) |")
 
 

@@ -180,7 +180,7 @@ def steps(results: Results) -> str:
 
     rows = [[part, *(f"{found[name][part]['median']:.2f}" for name in titles)] for part in parts]
     rows.append(["**a step without the profiler**", *(cell(name, "step_ms", ".2f") for name in titles)])
-    rows.append(["named parts, of that", *(cell(name, "sum_of_step", ".1%") for name in titles)])
+    rows.append(["named parts, as a share of that step", *(cell(name, "sum_of_step", ".1%") for name in titles)])
     rows.append(["what the profiler adds", *(cell(name, "overhead", "+.1%") for name in titles)])
     return markdown(["ms", *titles.values()], rows)
 
