@@ -131,6 +131,43 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     )
 
 
+def shares_prefixes(device: torch.device) -> bool:
+    """Whether `decode_behind_prefix` can run: it needs the kernel behind SDPA on a CPU, which is not public."""
+    return device.type == "cpu" and hasattr(torch.ops.aten, CPU_KERNEL)
+
+
+def decode_behind_prefix(q: Tensor, prefix: tuple[Tensor, Tensor], k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`decode_attention` of requests whose first tokens are the same: these are read once for all of them.
+
+        keys        the prefix of all | own of request 0
+                                      | own of request 1
+
+    Two softmaxes over two parts of a row, as in `_attend_in_two`. To the prefix, the queries of all requests are one
+    sequence. (Cascade attention, as others call it.)
+
+    Args:
+        q: `[R, num_heads, head_dim]`.
+        prefix: keys and values, `[P, num_kv_heads, head_dim]` each.
+        k: `[R, S, num_kv_heads, head_dim]`, each request's keys behind the prefix, padded to the longest.
+        v: like `k`.
+        mask: `[R, 1, 1, S]`, as there.
+
+    Returns:
+        `[R, num_heads, head_dim]`.
+    """
+    kernel = getattr(torch.ops.aten, CPU_KERNEL)
+    grouped = q.view(q.shape[0], k.shape[2], -1, q.shape[2])  # [R, num_kv_heads, queries of a group, head_dim]
+    own, own_lse = kernel(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    # What the kernel takes for a batch are our KV heads.
+    keys, values = (part.transpose(0, 1)[:, None] for part in prefix)  # [num_kv_heads, 1, P, head_dim]
+    queries = grouped.transpose(0, 1)  # [num_kv_heads, R, queries of a group, head_dim]
+    before, before_lse = kernel(queries.flatten(1, 2)[:, None], keys, values)
+    before = before.view(queries.shape).transpose(0, 1)
+    before_lse = before_lse.view(queries.shape[:3]).transpose(0, 1)
+    share = torch.sigmoid(before_lse - own_lse)[..., None]
+    return own.lerp(before, share.to(own.dtype)).reshape(q.shape)
+
+
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, query_lens: Sequence[int], kv_lens: Sequence[int]) -> Tensor:
     """`AttentionBackend` on FlashAttention 2, all sequences in one call; CUDA, float16 or bfloat16 only.
 

@@ -49,6 +49,8 @@ class RequestMetrics:
     kv_reserved_bytes: int = 0
     kv_used_bytes: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # from v0.7 on: tokens that were guessed, and how many of them were right
+    num_accepted_tokens: int = 0
 
     def record_step(self, kv_reserved_bytes: int = 0, kv_used_bytes: int = 0) -> None:
         """Read the clock: a step has just given the request a token, its first or its last so far."""
@@ -97,7 +99,8 @@ class RequestOutput:
 
     `prompt` is `None` where the caller gave token ids. `.stream` yields deltas (each output holds only what the step
     added), `.generate` and `.chat` return whole answers. `prompt_logprobs` has one entry for each token of the prompt,
-    `None` for the first, which nothing comes before; among deltas, the first output alone has it.
+    `None` for the first, which nothing comes before; among deltas, the first output alone has it. `num_cached_tokens`
+    says how much of the prompt was in the prefix cache (from v0.6 on).
     """
 
     request_id: str
@@ -107,6 +110,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
 
     def extend(self, delta: "RequestOutput") -> None:
         """Append what a later step added; a choice that is new here is taken over."""

@@ -92,6 +92,27 @@ def test_scores_too_large_for_exp_are_weighed_right_between_past_and_chunk() -> 
     torch.testing.assert_close(sdpa(q, k, v, [4], [12]).double(), reference(q, k, v, [4], [12]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_decodes_behind_a_prefix_of_all_equal_decodes_that_each_hold_it(
+    num_requests: int, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(num_requests)
+    num_heads, num_kv_heads = heads
+    q = torch.randn(num_requests, num_heads, 16, generator=generator).to(dtype)
+    prefix = torch.randn(2, 48, num_kv_heads, 16, generator=generator).to(dtype)
+    own = torch.randn(2, num_requests, 32, num_kv_heads, 16, generator=generator).to(dtype)
+    lens = torch.randint(1, 33, (num_requests,), generator=generator)
+    mask = torch.zeros(num_requests, 32, dtype=dtype).masked_fill_(torch.arange(32) >= lens[:, None], -torch.inf)
+    k, v = torch.cat([prefix[:, None].expand(-1, num_requests, -1, -1, -1), own], dim=2)
+    whole = torch.cat([torch.zeros(num_requests, 48, dtype=dtype), mask], dim=1)
+    expected = attention.decode_attention(q, k, v, whole[:, None, None])
+    out = attention.decode_behind_prefix(q, (prefix[0], prefix[1]), own[0], own[1], mask[:, None, None])
+    assert out.dtype is dtype
+    torch.testing.assert_close(out, expected, atol=2e-2 if dtype is torch.bfloat16 else 1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("heads", HEADS)
 def test_without_the_kernel_a_mask_hides_what_comes_later(
     heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -124,10 +124,10 @@ def test_n_choices_and_a_preemption_after_the_prompt_ask_for_no_row_twice(milest
     counts = count_rows(engine.model, monkeypatch)
     engine.add_request("A", PROMPTS[5], scored(0, n=2, max_tokens=4))
     engine.step()
-    assert counts == [32, 2]
+    assert counts in ([32, 2], [32, 1])  # the choices are sampled from a row each, or (from v0.6 on) from one
     preempt_all(engine.scheduler)
     engine.step()
-    assert counts == [32, 2, 2]
+    assert counts[2:] == [2]
     engine.abort_request("A")
 
 

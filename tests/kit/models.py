@@ -9,6 +9,8 @@ from torch import Tensor
 
 from common.config import ModelConfig, RopeConfig
 from common.llama import KVCacheLike
+from common.sampling import sample
+from common.sampling_params import SamplingParams, SamplingState
 
 SCRIPT_CONFIG = ModelConfig(
     vocab_size=272,  # more than BYTE-TOK has: as in real models, some rows belong to no token
@@ -78,6 +80,77 @@ class Successor(ScriptModel):
     def logits(self, hidden):
         self.script = [(step + 1) % 128 for step in range(256)]
         return super().logits(hidden)
+
+
+class Recall(ScriptModel):
+    """Its logits hang on every token that it finds in the KV cache, on their order, and on nothing else.
+
+    Layer 0 stores each token in its V, layer 1 a number made of all tokens up to there. With keys of zero, attention is
+    the mean, and mean times length a sum of small integers: exact, and another one where any block is not the right
+    one, holds another past, or was never written. `logits_after` says the same from a list of tokens, without a cache.
+
+    The next forward fails once the layers below `fails_in` have written, where that is set; it is then unset.
+    """
+
+    NUM_TOKENS, MODULUS = 24, 61  # the ids that it says are below the first; small, so that sums stay exact
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__([], prompt_len=0, num_layers=2, **config)
+        self.num_computed_tokens = 0
+        self.fails_in: int | None = None
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCacheLike, *, rows: Tensor | None = None
+    ) -> Tensor:
+        self.num_forwards += 1
+        self.num_computed_tokens += len(token_ids)
+        fails_in, self.fails_in = self.fails_in, None
+        values = (token_ids * 7 + positions * 3 + 1) % self.MODULUS
+        for layer in range(2):
+            if fails_in == layer:
+                raise RuntimeError("the model failed")
+            values = self._attend(kv_cache, layer, values, positions)
+        if fails_in == 2:
+            raise RuntimeError("the model failed")
+        return (values if rows is None else values[rows])[:, None].float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.full((len(hidden), self.config.vocab_size), -100.0)
+        logits[:, : self.NUM_TOKENS] = self._spread(hidden)
+        return logits
+
+    @classmethod
+    def logits_after(cls, token_ids: Sequence[int], vocab_size: int) -> Tensor:
+        """The last token's logits, `[1, vocab_size]`."""
+        total = below = 0
+        for position, token_id in enumerate(token_ids):
+            below += (token_id * 7 + position * 3 + 1) % cls.MODULUS
+            total += below % cls.MODULUS
+        logits = torch.full((1, vocab_size), -100.0)
+        logits[:, : cls.NUM_TOKENS] = cls._spread(torch.tensor([[float(total % cls.MODULUS)]]))
+        return logits
+
+    def _attend(self, kv_cache: KVCacheLike, layer: int, values: Tensor, positions: Tensor) -> Tensor:
+        zeros = torch.zeros(len(values), 1, self.config.head_dim)
+        means = kv_cache.attend(layer, zeros, zeros, zeros + values[:, None, None])[:, 0]
+        sums = means * (positions + 1)[:, None]
+        assert (sums - sums.round()).abs().max() < 0.1, "what it reads is no sum of what it has written"
+        return sums[:, 0].round().long() % self.MODULUS
+
+    @classmethod
+    def _spread(cls, state: Tensor) -> Tensor:
+        """Logits from `[R, 1]` states: no two of a row are alike, so that the greatest is one."""
+        return (state * 5 + torch.arange(cls.NUM_TOKENS) * 11) % cls.MODULUS / 8
+
+
+def recalled(prompt: Sequence[int], params: SamplingParams, *, vocab_size: int, index: int = 0) -> list[int]:
+    """What `Recall` answers as choice `index`: token by token from the whole text, without an engine or a cache."""
+    seed = (params.seed or 0) + index
+    state = SamplingState.create(params, list(prompt), SCRIPT_CONFIG.eos_token_ids, seed=seed)
+    while not state.output_token_ids or state.finish_reason(SCRIPT_CONFIG.max_position_embeddings) is None:
+        logits = Recall.logits_after([*prompt, *state.output_token_ids], vocab_size)
+        state.output_token_ids.append(sample(logits, [state]).token_ids[0])
+    return state.output_token_ids
 
 
 class Stepped(ScriptModel):

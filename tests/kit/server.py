@@ -212,9 +212,14 @@ def texts(response):
     return [choice["text"] for choice in choices]
 
 
+def token_counts(usage: dict[str, Any]) -> dict[str, int]:
+    """`usage` without the details that v0.6 adds to it, which have a contract of their own."""
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+
+
 def counts(response):
     """Prompt and completion tokens, whose sum is the third."""
-    usage = response.json()["usage"]
+    usage = token_counts(response.json()["usage"])
     assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     return usage["prompt_tokens"], usage["completion_tokens"]

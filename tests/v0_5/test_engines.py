@@ -20,7 +20,7 @@ def places(tiny):
     return Places(tiny.folder, max_model_len=128)
 
 
-@pytest.mark.parametrize("name", ["v0_1", "v0_5", "transformers", "transformers-continuous"])
+@pytest.mark.parametrize("name", ["v0_1", "v0_5", "v0_6", "transformers", "transformers-continuous"])
 def test_every_engine_here_gives_the_tokens_of_the_reference(places, tiny, name):
     lens = [6, 6, 6]
     with peers.Engine(name, peers.describe(name, places)) as engine:
@@ -114,8 +114,19 @@ def test_vllm_is_asked_for_the_same_weights_without_its_prefix_cache(tiny, tmp_p
         "enable_prefix_caching": False,
     }
     assert start.environment["HF_HUB_OFFLINE"] == "1"
+    caching = peers.describe("vllm", Places(tiny.folder, vllm_venv=tmp_path, prefix_caching=True))
+    assert caching.arguments["arguments"]["enable_prefix_caching"] is True
     alone = peers.describe("vllm-in-process", Places(tiny.folder, vllm_venv=tmp_path))
     assert alone.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize("name", ["v0_6", "v0_6_prefix_cache"])
+def test_a_milestone_with_a_prefix_cache_is_compared_without_it_unless_prefixes_are_the_matter(tiny, name):
+    assert peers.describe(name, Places(tiny.folder)).arguments["arguments"]["enable_prefix_caching"] is False
+    caching = peers.describe(name, Places(tiny.folder, prefix_caching=True))
+    assert caching.arguments["arguments"]["enable_prefix_caching"] is True
+    older = peers.describe("v0_5", Places(tiny.folder, prefix_caching=True))
+    assert "enable_prefix_caching" not in older.arguments["arguments"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +189,25 @@ def test_ben_6_all_engines_get_the_same_new_prompts_and_the_first_round_is_left_
     assert results["tokens_per_s"]["a"] == {"median": 6.0, "min": 4.0, "max": 8.0}
     assert results["ratio"]["b"] == {"median": 2.0, "min": 1.0, "max": 3.0}  # within each round
     assert results["same_answers"] == {"a": "4 of 4", "b": "4 of 4"}
+
+
+@pytest.mark.parametrize(("is_warm", "num_prefixes"), [(True, 1), (False, 3)])
+def test_a_warm_prefix_is_that_of_the_round_before_and_a_cold_one_is_new(is_warm, num_prefixes):
+    engine = Scripted([9.0, 2.0, 1.0])
+    workload = compare.Workload(2, 25, 4, shared_len=20, is_warm=is_warm)
+    [(_, entry)] = compare.measure({"a": engine}, {"shared_prefix": workload}, 2, seed=0)
+    assert [len({tuple(prompt[:20]) for prompt in job["prompts"]}) for job in engine.jobs] == [1, 1, 1]
+    prompts = [tuple(prompt) for job in engine.jobs for prompt in job["prompts"]]
+    assert len({prompt[:20] for prompt in prompts}) == num_prefixes
+    assert len({prompt[20:] for prompt in prompts}) == 6
+    assert (entry["input_len"], entry["shared_len"], entry["is_warm"]) == (25, 20, is_warm)
+
+
+def test_the_cold_workload_never_has_the_prefix_of_the_warm_one():
+    warm, cold = compare.WORKLOADS["shared_prefix"], compare.WORKLOADS["shared_prefix_cold"]
+    known = {tuple(warm.requests(0, repeat)[0].prompt[:16]) for repeat in range(4)}
+    assert len(known) == 1
+    assert known.isdisjoint(tuple(cold.requests(0, repeat)[0].prompt[:16]) for repeat in range(4))
 
 
 def test_ben_6_the_order_of_the_engines_alternates():
@@ -245,6 +275,26 @@ def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_p
     assert "decode_8" in capsys.readouterr().out
 
 
+def test_prefix_caches_are_on_for_prompts_that_share_one_and_the_file_says_so(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        compare, "WORKLOADS", {"shared_prefix": compare.Workload(3, 40, 4, shared_len=32, is_warm=True)}
+    )
+    monkeypatch.setattr(compare.workloads, "HIGHEST_ID", 120)
+    monkeypatch.setattr(compare, "RATES", {"num_bytes": 2**20, "size": 64})
+    starts = {}
+    describe = peers.describe
+    monkeypatch.setattr(peers, "describe", lambda name, places: starts.setdefault(name, describe(name, places)))
+    out = tmp_path / "shared_prefix.json"
+    flags = ["--engines", "v0_6", "v0_5", "--model", tiny.folder, "--repeats", 1, "--out", out]
+    code = harness.main(["compare", *map(str, flags), "--workloads", "shared_prefix"])
+    assert code == 0, capsys.readouterr().err
+    found = json.loads(out.read_text())
+    assert starts["v0_6"].arguments["arguments"]["enable_prefix_caching"] is True
+    assert found["recipe"]["settings"]["prefix_caching"] is True
+    assert found["workloads"]["shared_prefix"]["same_answers"] == {"v0_6": "3 of 3", "v0_5": "3 of 3"}
+    assert "occupancy" not in found
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -254,6 +304,7 @@ def test_compare_writes_every_sample_with_its_recipe_and_the_weights(tiny, tmp_p
         (["--repeats", "0"], "repeats must be at least 1"),
         (["--out", "/proc/no/comparison.json"], "/proc/no/comparison.json cannot be written"),
         (["--vllm-venv", "/nowhere"], "has no bin/python"),
+        (["--workloads", "decode_1", "shared_prefix"], "run them apart"),
     ],
 )
 def test_wrong_arguments_of_compare_are_told_before_anything_starts(tiny, tmp_path, capsys, flags, message):

@@ -8,6 +8,7 @@ from common.sampling_params import SamplingParams
 from v0_5_bench import LLM
 from v0_5_bench.harness import cli as harness
 from v0_5_bench.harness.compare import peers
+from v0_5_bench.harness.compare.compare import Workload
 from v0_5_bench.harness.explain import attribute, experiments
 from v0_5_bench.harness.explain.experiments import Experiments, interrupt, serve
 from v0_5_bench.harness.load import workloads
@@ -97,6 +98,19 @@ def test_parts_over_http_are_those_of_the_same_engine(tiny, monkeypatch):
     found = attribute.measure_http(tiny.folder, 1)["steps"]
     assert set(found["http"]) - set(found["offline"]) == {"event_loop_cpu"}
     assert found["http"]["linear layers"]["median"] > 0
+
+
+def test_prefix_caching_is_measured_on_prompts_that_begin_alike_without_it_and_with_it(tiny, monkeypatch):
+    starts = []
+    describe = peers.describe
+    monkeypatch.setattr(attribute, "WORKLOADS", {"shared_prefix": Workload(3, 40, 2, shared_len=32, is_warm=True)})
+    monkeypatch.setattr(peers, "describe", lambda *args: starts.append(describe(*args)) or starts[-1])
+    found = attribute.measure_prefix_caching(tiny.folder, 1)
+    assert found["what"] == "3 requests of 40 + 2 tokens, the first 32 the same (v0.6)"
+    assert list(found["ways"]) == ["without", "with a warm cache"]
+    assert [start.arguments["arguments"]["enable_prefix_caching"] for start in starts] == [False, True]
+    assert all(way["tokens_per_s"]["min"] > 0 for way in found["ways"].values())
+    assert all(0 < way["mean_ttft_s"]["median"] < 60 for way in found["ways"].values())
 
 
 def test_operators_are_measured_by_load_and_class(tiny, monkeypatch):

@@ -56,6 +56,14 @@ def test_ben_6_the_comparison_has_the_same_tokens_three_rounds_and_nothing_unsai
         assert len(next(iter(entry["samples_seconds"].values()))) >= 3
 
 
+@pytest.mark.parametrize("peer", ["vllm", "vllm-in-process"])
+def test_on_a_known_prefix_v0_6_has_at_least_0_9_of_the_rate_of_vllm_with_its_cache_on(results, peer):
+    found = results["shared_prefix"]
+    assert found["recipe"]["settings"]["prefix_caching"] is True
+    assert next(iter(found["engines"])) == "v0_6"
+    assert found["workloads"]["shared_prefix"]["ratio"][peer]["median"] >= 0.9
+
+
 def test_the_clients_agree_within_2_per_cent_on_the_mock_server(results):
     ratios = results["crosscheck"]["mock"]["ratio"]
     for figure in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "output_tokens_per_s"):
@@ -136,6 +144,26 @@ def test_a_ratio_stands_beside_the_other_engine_and_above_1_is_ours():
     ours, theirs = tables.render("comparison", found).split("\n")[2:]
     assert ours == "| mini-vLLM v0.5 | 20&nbsp;tok/s |"
     assert theirs == "| other | 10&nbsp;tok/s<br>×2.00 (1.90&nbsp;to&nbsp;2.10) |"
+
+
+def test_a_later_milestone_is_a_row_behind_the_first_five_by_how_many_times_as_fast_as_v0_5_it_is():
+    times = {"seconds": {"v0_5": spread_of(2.0)}, "samples_seconds": {"v0_5": [2.0, 2.0], "v0_6": [1.0, 4.0]}}
+    found = {
+        "progression": {"engines": {"v0_5": {}}, "workloads": dict.fromkeys(("prefill_2000", "prefill_4000"), times)},
+        "later": {"engines": {"v0_5": {}, "v0_6": {}}, "workloads": {"prefill_2000": times}},
+    }
+    *_, older, later = tables.render("milestones", found).split("\n")
+    assert older == "| mini-vLLM v0.5 | 2.00&nbsp;s | 2.00&nbsp;s |"
+    assert later == "| mini-vLLM v0.6 | ×1.25 of v0.5 (0.50&nbsp;to&nbsp;2.00) |  |"
+
+
+def test_the_prefix_cache_is_a_row_of_the_experiments_once_it_is_measured():
+    way = {"tokens_per_s": spread_of(20.0)}
+    batching = {"what": "many", "ways": {"a": way, "b": {"tokens_per_s": spread_of(40.0)}}}
+    found = {"attribution": {"experiments": {"batching": batching}}}
+    assert len(tables.render("experiments", found).split("\n")) == 4
+    found["attribution"]["prefix_caching"] = {"recipe": {}} | batching
+    assert tables.render("experiments", found).split("\n")[4] == "| prefix caching: many | a | 20 tok/s |"
 
 
 def test_the_parts_of_a_step_come_with_what_they_add_up_to():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.errors import ModelError, RequestError
-from v0_5_bench.harness.load.workloads import chats, from_file, parse_range, random_prompts
+from v0_5_bench.harness.load.workloads import chats, from_file, parse_range, random_prompts, shared_prefix
 
 
 def test_the_same_seed_gives_the_same_requests_and_lengths_lie_in_their_ranges():
@@ -21,6 +21,16 @@ def test_ben_6_no_two_prompts_begin_alike():
     assert len(set(prompts)) == 300
     firsts = [request.messages[0]["content"][:16] for request in chats(50, (1, 1), seed=0)]
     assert len(set(firsts)) == 50
+
+
+def test_all_prompts_share_the_prefix_of_its_own_seed_and_nothing_behind_it():
+    requests = shared_prefix(20, 40, (5, 9), (3, 3), seed=1, prefix_seed=7)
+    others = shared_prefix(20, 40, (5, 9), (3, 3), seed=2, prefix_seed=7)
+    assert len({tuple(request.prompt[:40]) for request in requests + others}) == 1
+    assert len({tuple(request.prompt[40:44]) for request in requests + others}) == 40
+    assert {len(request.prompt) for request in requests} == set(range(45, 50))
+    assert requests == shared_prefix(20, 40, (5, 9), (3, 3), seed=1, prefix_seed=7)
+    assert requests[0].prompt[:40] != shared_prefix(1, 40, (5, 9), (3, 3), seed=1, prefix_seed=8)[0].prompt[:40]
 
 
 def test_chats_have_one_turn_or_two_and_end_with_the_user():

@@ -221,7 +221,7 @@ def build_app(
         @app.get("/tokenizer_info", responses={200: {"model": dict[str, Any]}, **error(401)})
         async def tokenizer_info() -> Response:
             """The tokenizer's configuration and chat template."""
-            return respond(engine.tokenizer.info())
+            return respond(serving.tokenizer.info())
 
     @app.post("/ping", responses={200: {"model": Health}, **error(503)})
     @app.get("/ping", responses={200: {"model": Health}, **error(503)})

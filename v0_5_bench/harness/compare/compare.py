@@ -1,10 +1,12 @@
 """`python -m v0_5_bench compare`: the same prompts through several engines, in turns, each in a process of its own.
 
 What makes it a comparison: the same weights in the same dtype; before anything is timed, all must give the same greedy
-tokens; prompts that nobody has seen before, the same for all, and answers of a fixed length; a round that warms up and
-is left out; then rounds in alternating order, while whoever is not asked stands still. A ratio is taken within a round,
-so that a machine that slows down slows down all of them. What the machine itself reaches is measured in every round,
-too: the roof of one hour is not that of the next.
+tokens; prompts that no engine has seen before, the same for all, and answers of a fixed length; a round that warms up
+and is left out; then rounds in alternating order, while whoever is not asked stands still. A ratio is taken within a
+round, so that a machine that slows down slows down all of them. What the machine itself reaches is measured in every
+round, too: the roof of one hour is not that of the next.
+
+Prefix caches are switched off, except for the workloads `shared_prefix` and `shared_prefix_cold`, which are about them.
 """
 
 import argparse
@@ -45,11 +47,28 @@ POOL_REQUESTS, POOL_INPUT_LEN, POOL_OUTPUT_LEN, POOL_MODEL_LEN = 40, (20, 600), 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests at once, each of so many random tokens, each answered with so many."""
+    """So many requests at once, each of so many random tokens, each answered with so many.
+
+    The first `shared_len` tokens are the same for all requests of a round; and, if `is_warm`, of all rounds, so that
+    the round that warms up leaves them in the prefix cache.
+    """
 
     num_requests: int
     input_len: int
     output_len: int
+    shared_len: int = 0
+    is_warm: bool = False
+
+    def requests(self, seed: int, repeat: int) -> list[workloads.BenchRequest]:
+        """Those of one round."""
+        tail_len = self.input_len - self.shared_len
+        lengths = (tail_len, tail_len), (self.output_len, self.output_len)
+        if not self.shared_len:
+            return workloads.random_prompts(self.num_requests, *lengths, seed + repeat)
+        prefix_seed = seed if self.is_warm else seed + repeat + 1  # never the prefix of the warm workload
+        return workloads.shared_prefix(
+            self.num_requests, self.shared_len, *lengths, seed + repeat, prefix_seed=prefix_seed
+        )
 
 
 WORKLOADS = {
@@ -58,7 +77,10 @@ WORKLOADS = {
     "decode_32": Workload(32, 30, 64),
     "prefill_2000": Workload(1, 2000, 1),
     "prefill_4000": Workload(1, 4000, 1),
+    "shared_prefix": Workload(16, 1020, 16, shared_len=1000, is_warm=True),
+    "shared_prefix_cold": Workload(16, 1020, 16, shared_len=1000),
 }
+UNSHARED = [name for name, workload in WORKLOADS.items() if not workload.shared_len]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines", nargs="+", metavar="ENGINE", help=f"compared to the first: {', '.join(peers.PEERS)}"
     )
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="WORKLOAD")
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        choices=WORKLOADS,
+        default=UNSHARED,
+        metavar="WORKLOAD",
+        help=f"of {', '.join(WORKLOADS)} (default: those whose prompts share nothing)",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="rounds that count (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="what --model of the milestones takes (default: the default model)")
@@ -85,7 +114,15 @@ def run(args: argparse.Namespace) -> None:
     runs.make_room(args.out)
     chosen = {name: WORKLOADS[name] for name in args.workloads}
     longest = max(MIN_MODEL_LEN, *(workload.input_len + workload.output_len for workload in chosen.values()))
-    places = replace(find_places(args.model, args.vllm_venv, args.llama_venv), max_model_len=longest, dtype=args.dtype)
+    prefix_caching = any(workload.shared_len for workload in chosen.values())
+    if prefix_caching and not all(workload.shared_len for workload in chosen.values()):
+        raise ModelError("workloads: a shared prefix is compared with prefix caches, all else without: run them apart.")
+    places = replace(
+        find_places(args.model, args.vllm_venv, args.llama_venv),
+        max_model_len=longest,
+        dtype=args.dtype,
+        prefix_caching=prefix_caching,
+    )
     names = args.engines or [
         "v0_5",
         "transformers",
@@ -105,12 +142,12 @@ def run(args: argparse.Namespace) -> None:
             seed=args.seed,
             temperature=0,
             ignore_eos=True,
-            prefix_caching=False,
+            prefix_caching=prefix_caching,
             order="alternates from round to round; whoever is not asked is stopped",
         ),
         "weights": weights_of(places),
     }
-    if not args.no_occupancy:
+    if not args.no_occupancy and not prefix_caching:
         results["occupancy"] = measure_occupancy([name for name in names if name in ("v0_5", "vllm")], places)
     with ExitStack() as stack:
         engines: dict[str, peers.Engine] = {}
@@ -186,14 +223,13 @@ def measure(
     first = next(iter(engines))
     with tqdm(total=len(chosen) * len(engines) * (repeats + 1), desc="Comparing", disable=None) as bar:
         for name, workload in chosen.items():
-            num, length = workload.num_requests, workload.input_len
             seconds: dict[str, list[float]] = {engine: [] for engine in engines}
             same = dict.fromkeys(engines, 0)
             rates: list[dict[str, Any]] = []
             for repeat in range(repeats + 1):
                 if bar.disable:  # into a file, or a log: a line a round is what one can see of it
                     print(f"{name}, round {repeat} of {repeats} ...", file=sys.stderr, flush=True)
-                requests = workloads.random_prompts(num, (length, length), (workload.output_len,) * 2, seed + repeat)
+                requests = workload.requests(seed, repeat)
                 output_lens = [request.num_output_tokens for request in requests]
                 job = {"do": "generate", "prompts": [r.prompt for r in requests], "output_lens": output_lens}
                 answers = {}
@@ -228,6 +264,7 @@ def _entry(workload: Workload, seconds: dict[str, list[float]], same: dict[str, 
         "num_requests": workload.num_requests,
         "input_len": workload.input_len,
         "output_len": workload.output_len,
+        **({"shared_len": workload.shared_len, "is_warm": workload.is_warm} if workload.shared_len else {}),
         "samples_seconds": {name: [round(value, 4) for value in values] for name, values in seconds.items()},
         "seconds": {name: spread(values) for name, values in seconds.items()},
         # How many times as fast as each the first one is, within each round.

@@ -1,6 +1,6 @@
 """Who can be compared, and how each is started: its interpreter, its arguments, its environment. Torch-free.
 
-    v0_1 ... v0_5             ours: `LLM.generate` of a milestone, in this environment
+    v0_1 ... v0_6             ours: `LLM.generate` of a milestone, in this environment
     transformers              `generate` of Hugging Face on one static batch, in this environment
     transformers-continuous   the same model under its continuous batching
     vllm                      the real one, from the environment named by --vllm-venv
@@ -34,7 +34,9 @@ MILESTONES = {
     "v0_3": "v0_3_scheduler",
     "v0_4": "v0_4_http",
     "v0_5": MILESTONE,
+    "v0_6": "v0_6_prefix_cache",
 }
+WITH_PREFIX_CACHE = ("v0_6_prefix_cache",)  # those of them that have one, and the flag that switches it
 PEERS = (*MILESTONES, "transformers", "transformers-continuous", "vllm", "vllm-in-process", "llama.cpp")
 
 
@@ -48,6 +50,7 @@ class Places:
     llama_venv: Path | None = None
     max_model_len: int | None = None  # so that no engine reserves or prepares for more
     dtype: str = "float32"
+    prefix_caching: bool = False  # of those engines that have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,9 @@ def describe(name: str, places: Places, **arguments: Any) -> Start:
         if arguments:
             start.arguments["arguments"] |= arguments
         return start
-    return ours(name, **(_llm_arguments(places) | arguments))
+    caching = {"enable_prefix_caching": places.prefix_caching}
+    has_cache = MILESTONES.get(name, name) in WITH_PREFIX_CACHE
+    return ours(name, **(_llm_arguments(places) | (caching if has_cache else {}) | arguments))
 
 
 def _llm_arguments(places: Places) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def _llm_arguments(places: Places) -> dict[str, Any]:
 
 def _vllm(places: Places) -> Start:
     python = _python(places.vllm_venv, "vllm", "--vllm-venv")
-    arguments = _llm_arguments(places) | {"enable_prefix_caching": False}
+    arguments = _llm_arguments(places) | {"enable_prefix_caching": places.prefix_caching}
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{NUM_THREADS - 1}",

@@ -1,10 +1,11 @@
 """`python -m v0_5_bench attribute`: where the time of this milestone goes, by measurement.
 
-    steps         the parts of a step by the profiler, and whether they add up to a step without it
-    http          the same parts while 32 streams are served over HTTP, and while `LLM.generate` serves them
-    experiments   one decision at a time, with it and without it (`experiments.py`)
-    operators     what PyTorch and the kernels compute in a step, in this engine and in vLLM (with --vllm-venv)
-    machine       how many bytes and operations a second this machine can do: the roofline of the report
+    steps            the parts of a step by the profiler, and whether they add up to a step without it
+    http             the same parts while 32 streams are served over HTTP, and while `LLM.generate` serves them
+    experiments      one decision at a time, with it and without it (`experiments.py`)
+    prefix_caching   prompts that begin alike, in the first milestone with a prefix cache (v0.6), with it and without it
+    operators        what PyTorch and the kernels compute in a step, in this engine and in vLLM (with --vllm-venv)
+    machine          how many bytes and operations a second this machine can do: the roofline of the report
 
 The parts of a step come with three figures that say whether they can be believed: `sum_of_step`, all named parts
 against the step without the profiler (1 is all of it); `overhead`, a step with it against one without; and the spread.
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,11 +28,12 @@ from common.units import check_count
 
 from .. import PROFILER
 from ..compare import peers
+from ..compare.compare import RATES, WORKLOADS, find_places
 from ..load import online, runs
 from ..load.workloads import random_ids, random_prompts
 from ..report import tables
 
-RESULTS = ("steps", "http", "experiments", "operators", "machine")
+RESULTS = ("steps", "http", "experiments", "prefix_caching", "operators", "machine")
 DECODES, NUM_STEPS, MAX_TOKENS = (1, 8, 32), 20, 200
 HTTP_STREAMS, HTTP_PROMPT, HTTP_OUTPUT = 32, 30, 64
 OPERATOR_DECODES, OPERATOR_PREFILL = (1, 8, 32), 2000
@@ -48,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print, write the file."""
-    from ..compare.compare import find_places
     from .experiments import Experiments
 
     check_count("repeats", args.repeats)
@@ -73,6 +75,7 @@ def run(args: argparse.Namespace) -> None:
         "steps": lambda: measure_steps(folder, args.repeats),
         "http": lambda: measure_http(folder, args.repeats),
         "experiments": lambda: measure_experiments(folder, args.repeats, names),
+        "prefix_caching": lambda: measure_prefix_caching(folder, args.repeats),
         "operators": lambda: measure_operators(places, args.repeats),
         "machine": lambda: measure_machine(folder, args.repeats),
     }
@@ -198,6 +201,39 @@ def measure_experiments(folder: Path, repeats: int, names: Sequence[str]) -> dic
     return results
 
 
+def measure_prefix_caching(folder: Path, repeats: int) -> dict[str, Any]:
+    """The requests of `compare`'s workload `shared_prefix`, without a prefix cache and with one that knows the prefix.
+
+    A row for the table of experiments. It is not one of them, since this milestone has no prefix cache.
+    """
+    workload = WORKLOADS["shared_prefix"]
+    samples: dict[str, list[dict[str, float]]] = {"without": [], "with a warm cache": []}
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for way, is_cached in zip(samples, (False, True), strict=True):
+            start = peers.describe("v0_6", peers.Places(folder, prefix_caching=is_cached))
+            engines[way] = stack.enter_context(peers.Engine(f"v0_6 {way}", start))
+        for repeat in range(repeats + 1):
+            requests = workload.requests(seed=0, repeat=repeat)
+            job = {
+                "do": "generate",
+                "prompts": [request.prompt for request in requests],
+                "output_lens": [request.num_output_tokens for request in requests],
+            }
+            for way in samples if repeat % 2 else reversed(samples):
+                answer = engines[way].ask(job)
+                if repeat:
+                    rate = workload.num_requests * workload.output_len / answer["seconds"]
+                    samples[way].append({"tokens_per_s": rate, "mean_ttft_s": statistics.fmean(answer["ttfts"])})
+    return {
+        "what": f"{workload.num_requests} requests of {workload.input_len:,} + {workload.output_len} tokens, the first "
+        f"{workload.shared_len:,} the same (v0.6)",
+        "ways": {
+            way: {key: spread([each[key] for each in found]) for key in found[0]} for way, found in samples.items()
+        },
+    }
+
+
 def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
     """By class of operator, ms of a decode step and of a prefill: ours, and vLLM's within one process, in turns."""
     names = ["v0_5", *(["vllm-in-process"] if places.vllm_venv else [])]
@@ -230,7 +266,6 @@ def measure_machine(folder: Path, repeats: int) -> dict[str, Any]:
     from common.config import ModelConfig
     from common.weights import expected_shapes
 
-    from ..compare.compare import RATES
     from ..compare.rates import cpu_rates
 
     config = ModelConfig.from_folder(folder)

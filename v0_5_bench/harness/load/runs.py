@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .client import RequestResult
 
-WORKLOADS = ("random", "chat", "long-prompt", "file")
+WORKLOADS = ("random", "chat", "long-prompt", "shared-prefix", "file")
 LONG_PROMPT = (4000, 4000)
 
 
@@ -31,6 +31,13 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--workload", choices=WORKLOADS, default="random")
     group.add_argument("--input-len", default="30", help="tokens of a random prompt, or a range: 10-50 (default: 30)")
+    group.add_argument(
+        "--prefix-len",
+        type=int,
+        default=1000,
+        help="tokens that all prompts of --workload shared-prefix begin with, before --input-len others; --warmup 0 "
+        "leaves a prefix cache cold (default: 1000)",
+    )
     group.add_argument("--output-len", default="64", help="tokens to ask for, or a range (default: 64)")
     group.add_argument("--num-requests", type=int, default=32)
     group.add_argument("--file", type=Path, help="JSON lines with prompt or messages, for --workload file")
@@ -143,4 +150,8 @@ def _requests(args: argparse.Namespace, num: int, seed: int) -> list[BenchReques
     if args.workload == "chat":
         return workloads.chats(num, output_len, seed)
     input_len = LONG_PROMPT if args.workload == "long-prompt" else workloads.parse_range(args.input_len, "input_len")
+    if args.workload == "shared-prefix":
+        check_count("prefix_len", args.prefix_len)
+        # The requests that warm up have the same prefix, whatever their seed.
+        return workloads.shared_prefix(num, args.prefix_len, input_len, output_len, seed, prefix_seed=args.seed)
     return workloads.random_prompts(num, input_len, output_len, seed)

@@ -1,7 +1,8 @@
 """What is asked in a benchmark: prompts with the number of tokens that shall be answered. Torch-free.
 
 The same arguments and seed give the same requests, so that every engine is asked the same. No two prompts of a run
-begin alike, so that nothing comes from a prefix cache, whoever has one.
+begin alike, so that nothing comes from a prefix cache, whichever engine has one. `shared_prefix` is the exception:
+there the cache is what is measured.
 """
 
 import json
@@ -59,6 +60,27 @@ def random_ids(num_prompts: int, length: int, seed: int = 0, highest_id: int | N
     """The prompts of such requests alone, all of one length."""
     requests = random_prompts(num_prompts, (length, length), (1, 1), seed, highest_id)
     return [list(request.prompt or []) for request in requests]  # type: ignore[arg-type]
+
+
+def shared_prefix(
+    num_requests: int,
+    prefix_len: int,
+    input_len: tuple[int, int],
+    output_len: tuple[int, int],
+    seed: int,
+    *,
+    prefix_seed: int,
+) -> list[BenchRequest]:
+    """Requests as of `random_prompts`, all behind the same `prefix_len` tokens: many users of one system prompt.
+
+    The prefix depends on `prefix_seed` only: the same one again, with another `seed`, is what a warm cache knows.
+    """
+    [prefix] = random_ids(1, prefix_len, prefix_seed)
+    requests = random_prompts(num_requests, input_len, output_len, seed)
+    return [
+        BenchRequest(request.num_output_tokens, prompt=prefix + list(request.prompt or []))  # type: ignore[arg-type]
+        for request in requests
+    ]
 
 
 def chats(num_requests: int, output_len: tuple[int, int], seed: int) -> list[BenchRequest]:

@@ -24,7 +24,16 @@ from . import tables
 from .roofline import Results
 
 RESULTS = Path(__file__).parents[2] / "measurements"
-FILES = ("comparison", "progression", "processes", "attribution", "crosscheck")
+FILES = (
+    "comparison",
+    "progression",
+    "later",
+    "later_prefill",  # the same engines in a shorter run of its own: the table has both
+    "processes",
+    "shared_prefix",
+    "attribution",
+    "crosscheck",
+)
 BLOCK = re.compile(r"<!-- report: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end of report -->", re.DOTALL)
 
 

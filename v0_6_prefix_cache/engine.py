@@ -1,0 +1,224 @@
+"""The engine: requests in, one step at a time, deltas out. Every driver (offline, server, benchmark) calls `step()`.
+
+    add_request -> waiting -> [ schedule -> run -> update -> process ] -> RequestOutput deltas
+
+It wires the rooms together and knows no torch: `model_runner` and `kv_cache` do, and are imported when an engine is
+made. `async_engine.py` drives it from a thread of its own.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common import prompts as prompt_forms
+from common.errors import RequestError
+from common.outputs import RequestMetrics, RequestOutput
+from common.prompts import Prompt
+from common.sampling_params import SamplingParams, SamplingState, check_request
+
+from .block_manager import BlockManager
+from .engine_args import EngineArgs, shape_folder
+from .output_processor import OutputProcessor, Parent, Snapshot
+from .request import Request, RequestStatus
+from .scheduler import Scheduler, SchedulerOutput
+
+if TYPE_CHECKING:
+    from common.llama import Model
+    from common.tokenizer import Tokenizer
+
+    from .model_runner import Sampled
+
+logger = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """Serves many requests at once, a step at a time.
+
+    Args:
+        model: what `--model` takes (`common.weights.resolve`), or a ready model, which then needs its `tokenizer`.
+        tokenizer: replaces the one in the model's folder.
+        engine_args: the fields of `EngineArgs`, as keywords.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not as asked.
+    """
+
+    def __init__(
+        self, model: "str | Path | Model | None" = None, *, tokenizer: "Tokenizer | None" = None, **engine_args: Any
+    ) -> None:
+        from common import loading
+        from common.attention import select_backend
+
+        from .kv_cache import KVCache
+        from .memory import context_length, pool_size
+        from .model_runner import ModelRunner
+
+        args = EngineArgs(**engine_args)
+        if args.load_format == "dummy":
+            model = shape_folder(model)
+        self.model, self.tokenizer = loading.load(
+            model, tokenizer, device=args.device, dtype=args.dtype, load_format=args.load_format
+        )
+        config, device, dtype = self.model.config, self.model.device, self.model.dtype
+        attention = select_backend(args.attention_backend, device, dtype)
+        loading.check_max_model_len(args.max_model_len, self.model)
+        self.pool = pool_size(args, self.model, attention)
+        kv_cache = KVCache(config, self.pool.num_blocks, args.block_size, device, dtype, attention)
+        self.max_model_len = context_length(args, self.model, self.pool)
+        self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
+        self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
+        self.scheduler = Scheduler(
+            BlockManager(self.pool.num_blocks, args.block_size, args.enable_prefix_caching),
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_seqs=min(args.max_num_seqs, args.max_num_batched_tokens),  # each that runs needs a token
+            max_request_len=min(self.max_model_len, self.pool.num_tokens + 1),  # the last token needs no KV
+        )
+        self.model_runner = ModelRunner(self.model, kv_cache, self.vocab_size)
+        self.output_processor = OutputProcessor(self.tokenizer, self.scheduler.finish_requests)
+        self.on_step: Callable[[SchedulerOutput], None] | None = None  # told of every step, for tracing
+        # Told whose request failed, and why; without it a step that fails raises.
+        self.on_failure: Callable[[str, Exception], None] | None = None
+        self.step_time = 0.0  # when the latest step began, for metrics
+        self._seeds = random.Random(args.seed)
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """The token ids of a prompt that this engine can serve; raises `RequestError` for one that it never can."""
+        token_ids = prompt_forms.encode(prompt, self.tokenizer, self.model.config.vocab_size)
+        check_request(
+            len(token_ids),
+            params,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            num_kv_tokens=self.pool.num_tokens,
+            scores_prompts=True,
+        )
+        if params.n > self.scheduler.max_num_seqs:
+            raise RequestError(
+                f"n is {params.n}, but at most {self.scheduler.max_num_seqs} requests run at once (max_num_seqs), and "
+                "the choices of one begin together: ask for fewer, in several requests.",
+                param="n",
+            )
+        return token_ids
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt | None,
+        sampling_params: SamplingParams,
+        *,
+        prompt_token_ids: list[int] | None = None,
+        arrival_time: float | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Put a request into the queue.
+
+        Args:
+            request_id: the caller's name for it, of no other request that is still here.
+            prompt: text or token ids.
+            sampling_params: `n` choices become `n` sequences, with seeds that follow each other.
+            prompt_token_ids: of a prompt that is tokenised already; `prompt` is then only reported.
+            arrival_time: when it came, by `time.perf_counter()`, if that was before now.
+            cache_salt: only requests with the same one share blocks of the prefix cache.
+
+        Raises:
+            RequestError: it can never be served, or the id is taken; nothing has changed.
+        """
+        if request_id in self.output_processor.parents:
+            raise RequestError(f"There is a request {request_id} already: give each its own id.", param="request_id")
+        token_ids = self.validate(prompt if prompt_token_ids is None else prompt_token_ids, sampling_params)  # type: ignore[arg-type]
+        seed = self._seeds.getrandbits(63) if sampling_params.seed is None else sampling_params.seed
+        children = [
+            Request(
+                f"{request_id}/{index}",
+                SamplingState.create(sampling_params, token_ids, self.eos_token_ids, seed=seed + index),
+                cache_salt=cache_salt,
+            )
+            for index in range(sampling_params.n)
+        ]
+        for child in children[1:]:
+            child.sampling.prompt_logprobs = None  # the first choice scores the prompt, for all: none is ahead of it
+        text = prompt if isinstance(prompt, str) else None
+        metrics = RequestMetrics(time.perf_counter() if arrival_time is None else arrival_time)
+        parent = Parent(request_id, text, token_ids, metrics, set())
+        try:
+            self.output_processor.add(parent, children)
+            children[0].forks = children[1:]
+            self.scheduler.add(children[0])
+        except BaseException:  # Ctrl-C, here and below: it may come at any line, and leaves nothing half-done behind
+            self.abort_request(request_id)
+            raise
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request, wherever it is; one that has ended already, or never was, is no error."""
+        try:
+            self.scheduler.finish_requests(self.output_processor.abort(request_id))
+        except BaseException:
+            self.output_processor.abort(request_id)
+            self.scheduler.restart(self.output_processor.requests())
+            raise
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later request find what has been computed so far; those that run keep their blocks."""
+        self.scheduler.block_manager.forget()
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would have anything to do."""
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; returns the deltas of the requests that got a token. Without requests it does nothing.
+
+        A step that is cut short, by an error or at any line by Ctrl-C, has not happened: the next one begins where it
+        began.
+        """
+        before: Snapshot = []
+        try:
+            scheduled, sampled = self._run(self.scheduler.schedule())
+            before = self.output_processor.snapshot(scheduled.requests_and_forks)
+            self.scheduler.update(scheduled, {request_id: token_id for request_id, (token_id, _) in sampled.items()})
+            if self.on_step is not None:
+                self.on_step(scheduled)
+            return self.output_processor.process(scheduled, sampled)
+        except BaseException:
+            self.output_processor.rewind(before)
+            self.scheduler.restart(self.output_processor.requests())
+            raise
+
+    def _run(self, scheduled: SchedulerOutput) -> "tuple[SchedulerOutput, dict[str, Sampled]]":
+        """Compute a step; returns what of it was computed, and the tokens.
+
+        A step that fails may fail for one request alone, and nobody knows for which. So it is computed again, request
+        by request: their blocks are taken, and writing the same keys and values twice does no harm. Whose part fails
+        again ends, and the others have lost nothing but time.
+        """
+        self.step_time = time.perf_counter()
+        try:
+            return scheduled, self.model_runner.run(scheduled)
+        except BaseException as error:
+            if self.on_failure is None or not isinstance(error, Exception):
+                raise
+            logger.exception("A step of %d requests failed.", len(scheduled.requests))
+            if len(scheduled.requests) == 1:
+                self._fail(scheduled.requests[0], error)
+                return scheduled.only([]), {}
+        sampled: dict[str, Sampled] = {}
+        for request in scheduled.requests:
+            if request.status is not RequestStatus.RUNNING:  # another of its choices has failed, and it with it
+                continue
+            try:
+                sampled |= self.model_runner.run(scheduled.only([request]))
+            except Exception as error:
+                logger.exception("Request %s failed.", request.request_id)
+                self._fail(request, error)
+        # A request that has failed took all of its choices with it, whether they were computed or not.
+        return scheduled.only([r for r in scheduled.requests if r.status is RequestStatus.RUNNING]), sampled
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End the caller's request that this one is a choice of."""
+        request_id = self.output_processor.parent_id(request.request_id)
+        self.abort_request(request_id)
+        assert self.on_failure is not None
+        self.on_failure(request_id, error)
