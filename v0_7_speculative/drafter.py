@@ -105,7 +105,7 @@ class EarlyExitDrafter:
 
     def _next_tokens(self, token_ids: Tensor, positions: Tensor) -> list[int]:
         hidden = self.model.forward(token_ids, positions, self.kv_cache, num_layers=self.exit_layer)
-        return self.model.logits(hidden)[:, : self.vocab_size].argmax(dim=-1).tolist()
+        return _most_likely(self.model, hidden, self.vocab_size)
 
 
 class DraftModelDrafter:
@@ -150,19 +150,21 @@ class DraftModelDrafter:
         drafting = [i for i, num_drafts in enumerate(batch.num_draft_tokens) if num_drafts]
         hidden = self._forward(batch.token_ids, batch.positions, last_rows[drafting])
         if drafting:
-            for i, token_id in zip(drafting, self._most_likely(hidden), strict=True):
+            for i, token_id in zip(drafting, _most_likely(self.model, hidden, self.vocab_size), strict=True):
                 batch.requests[i].draft_token_ids.append(token_id)
 
     def _next_tokens(self, token_ids: Tensor, positions: Tensor) -> list[int]:
-        return self._most_likely(self._forward(token_ids, positions))
+        return _most_likely(self.model, self._forward(token_ids, positions), self.vocab_size)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         # A prompt may hold ids of the target's rows to spare; this model may have fewer of them.
         token_ids = token_ids.clamp(max=self.model.config.vocab_size - 1)
         return self.model.forward(token_ids, positions, self.kv_cache, rows=rows)
 
-    def _most_likely(self, hidden: Tensor) -> list[int]:
-        return self.model.logits(hidden)[:, : self.vocab_size].argmax(dim=-1).tolist()
+
+def _most_likely(model: Model, hidden: Tensor, vocab_size: int) -> list[int]:
+    """One token for each row: `[R, hidden_size]`."""
+    return model.logits(hidden)[:, :vocab_size].argmax(dim=-1).tolist()
 
 
 def _pass(

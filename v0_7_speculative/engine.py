@@ -23,7 +23,7 @@ from .block_manager import BlockManager
 from .engine_args import EngineArgs, shape_folder
 from .output_processor import OutputProcessor, Parent, Snapshot
 from .request import Request, RequestStatus
-from .scheduler import Scheduler, SchedulerOutput
+from .scheduler import Scheduler, SchedulerOutput, no_drafts
 
 if TYPE_CHECKING:
     from common.llama import Model
@@ -80,7 +80,7 @@ class LLMEngine:
             max_request_len=min(self.max_model_len, self.pool.num_tokens + 1),  # the last token needs no KV
             num_speculative_tokens=args.num_speculative_tokens if drafter is not None else 0,
             disable_below=args.speculative_disable_below,
-            **({} if drafter is None else {"count_drafts": drafter.count}),
+            count_drafts=no_drafts if drafter is None else drafter.count,
         )
         self.model_runner = ModelRunner(self.model, kv_cache, self.vocab_size, drafter)
         self.output_processor = OutputProcessor(self.tokenizer, self.scheduler.finish_requests)

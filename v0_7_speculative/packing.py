@@ -34,13 +34,8 @@ class Batch:
 
 def pack(scheduled: SchedulerOutput, device: torch.device, *, with_drafts: bool) -> Batch:
     """A step with the drafts behind each request's known tokens, or without them."""
-    num_drafts = scheduled.num_draft_tokens if with_drafts else [0] * len(scheduled.requests)
-    lens = [
-        num_tokens - of_drafts + num
-        for num_tokens, of_drafts, num in zip(
-            scheduled.num_scheduled_tokens, scheduled.num_draft_tokens, num_drafts, strict=True
-        )
-    ]
+    both = zip(scheduled.num_scheduled_tokens, scheduled.num_draft_tokens, strict=True)
+    lens = [num_tokens if with_drafts else num_tokens - num_drafts for num_tokens, num_drafts in both]
     # Decodes first (False sorts before True), and those of one length side by side.
     tables = scheduled.block_tables
     order = sorted(range(len(tables)), key=lambda i: (lens[i] > 1, len(tables[i])))

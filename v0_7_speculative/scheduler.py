@@ -72,6 +72,11 @@ class SchedulerOutput:
         )
 
 
+def no_drafts(request: Request, most: int) -> int:
+    """What a scheduler without a drafter asks."""
+    return 0
+
+
 class Scheduler:
     """Decides, and keeps the block manager true to its decisions.
 
@@ -93,7 +98,7 @@ class Scheduler:
         max_num_seqs: int,
         max_request_len: int,
         num_speculative_tokens: int = 0,
-        count_drafts: Callable[[Request, int], int] = lambda request, most: 0,
+        count_drafts: Callable[[Request, int], int] = no_drafts,
         disable_below: float = 0.0,
     ) -> None:
         self.block_manager = block_manager
