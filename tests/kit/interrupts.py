@@ -1,5 +1,6 @@
 """Ctrl-C at a chosen line: Python raises `KeyboardInterrupt` between any two lines, and so does this."""
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,10 +40,13 @@ def _run(call: Callable[[], Any], folders: Sequence[str], line: int | None) -> i
         return on_line if frame.f_code.co_filename.startswith(paths) else None
 
     before = sys.gettrace()
+    gc.collect()  # what earlier calls left may run lines of these files as it goes, a generator's `finally` for one
+    gc.disable()
     sys.settrace(on_call)
     try:
         kept = call()  # until the end: what is raised while something is thrown away, in its `__del__`, Python ignores
     finally:
         sys.settrace(before)
+        gc.enable()
     del kept
     return count
