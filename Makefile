@@ -66,15 +66,14 @@ bench: $(VENV)/.bench ## Compare the milestones and transformers, and say where 
 bench-vllm: $(VENV)/.bench $(VLLM_VENV)/.done $(LLAMA_VENV)/.done ## All of it, beside vLLM and llama.cpp (over an hour; installs both)
 	$(BIN)/python -m v0_5_bench compare --engines v0_5 vllm transformers transformers-continuous llama.cpp \
 		--vllm-venv $(VLLM_VENV) --llama-venv $(LLAMA_VENV) --out build/bench-vllm/comparison.json
-	$(BIN)/python -m v0_5_bench compare --engines v0_1 v0_2 v0_3 v0_4 v0_5 --no-occupancy --out build/bench-vllm/progression.json
+	$(BIN)/python -m v0_5_bench compare --engines v0_1 v0_2 v0_3 v0_4 v0_5 v0_6 v0_7 --no-occupancy --out build/bench-vllm/progression.json
 	$(BIN)/python -m v0_5_bench compare --engines v0_5 vllm vllm-in-process --vllm-venv $(VLLM_VENV) --no-occupancy --repeats 5 \
 		--workloads decode_1 decode_8 decode_32 --out build/bench-vllm/processes.json
-	$(BIN)/python -m v0_5_bench compare --engines v0_5 v0_6 --no-occupancy --out build/bench-vllm/later.json
 	$(BIN)/python -m v0_5_bench compare --engines v0_6 vllm vllm-in-process --vllm-venv $(VLLM_VENV) \
 		--workloads shared_prefix shared_prefix_cold --out build/bench-vllm/shared_prefix.json
 	$(BIN)/python -m v0_5_bench attribute --vllm-venv $(VLLM_VENV) --out build/bench-vllm/attribution.json
 	$(BIN)/python -m v0_5_bench crosscheck --vllm-venv $(VLLM_VENV) --out build/bench-vllm/crosscheck.json
-	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief milestones processes shared-prefix steps http operators experiments roofline crosscheck
+	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression processes shared-prefix steps http operators experiments roofline crosscheck
 
 recording: $(VENV)/.demo ## Record the demo of README anew: docs/img/demo.cast and demo.gif
 	$(PIP) -e '.[recording]'

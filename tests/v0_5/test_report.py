@@ -146,17 +146,6 @@ def test_a_ratio_stands_beside_the_other_engine_and_above_1_is_ours():
     assert theirs == "| other | 10&nbsp;tok/s<br>×2.00 (1.90&nbsp;to&nbsp;2.10) |"
 
 
-def test_a_later_milestone_is_a_row_behind_the_first_five_by_how_many_times_as_fast_as_v0_5_it_is():
-    times = {"seconds": {"v0_5": spread_of(2.0)}, "samples_seconds": {"v0_5": [2.0, 2.0], "v0_6": [1.0, 4.0]}}
-    found = {
-        "progression": {"engines": {"v0_5": {}}, "workloads": dict.fromkeys(("prefill_2000", "prefill_4000"), times)},
-        "later": {"engines": {"v0_5": {}, "v0_6": {}}, "workloads": {"prefill_2000": times}},
-    }
-    *_, older, later = tables.render("milestones", found).split("\n")
-    assert older == "| mini-vLLM v0.5 | 2.00&nbsp;s | 2.00&nbsp;s |"
-    assert later == "| mini-vLLM v0.6 | ×1.25 of v0.5 (0.50&nbsp;to&nbsp;2.00) |  |"
-
-
 def test_the_prefix_cache_is_a_row_of_the_experiments_once_it_is_measured():
     way = {"tokens_per_s": spread_of(20.0)}
     batching = {"what": "many", "ways": {"a": way, "b": {"tokens_per_s": spread_of(40.0)}}}

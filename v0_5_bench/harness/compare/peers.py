@@ -1,6 +1,6 @@
 """Who can be compared, and how each is started: its interpreter, its arguments, its environment. Torch-free.
 
-    v0_1 ... v0_6             ours: `LLM.generate` of a milestone, in this environment
+    v0_1 ... v0_7             ours: `LLM.generate` of a milestone, in this environment
     transformers              `generate` of Hugging Face on one static batch, in this environment
     transformers-continuous   the same model under its continuous batching
     vllm                      the real one, from the environment named by --vllm-venv
@@ -35,8 +35,9 @@ MILESTONES = {
     "v0_4": "v0_4_http",
     "v0_5": MILESTONE,
     "v0_6": "v0_6_prefix_cache",
+    "v0_7": "v0_7_speculative",
 }
-WITH_PREFIX_CACHE = ("v0_6_prefix_cache",)  # those of them that have one, and the flag that switches it
+WITH_PREFIX_CACHE = ("v0_6_prefix_cache", "v0_7_speculative")  # those of them that have a flag for it
 PEERS = (*MILESTONES, "transformers", "transformers-continuous", "vllm", "vllm-in-process", "llama.cpp")
 
 

@@ -27,8 +27,6 @@ RESULTS = Path(__file__).parents[2] / "measurements"
 FILES = (
     "comparison",
     "progression",
-    "later",
-    "later_prefill",  # the same engines in a shorter run of its own: the table has both
     "processes",
     "shared_prefix",
     "attribution",

