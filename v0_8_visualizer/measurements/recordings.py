@@ -27,17 +27,17 @@ from ..snapshot import take_snapshot
 
 FOLDER = ROOT / "docs" / "recordings"
 LONG = (
-    "Here is a list of rules for a library. Books may be kept for three weeks. A book that nobody waits for may be kept "
-    "for three weeks more. Whoever brings a book back late pays ten cents for each day. Food and drinks stay outside. "
-    "Dogs wait at the door, unless they guide somebody. Telephones are silent in the reading room. Newspapers are read "
-    "here and not taken home. Children below the age of ten come with somebody older. The copier costs five cents for "
-    "each page. Bags are left in the lockers, which take a coin and give it back. The library is closed on Mondays and "
-    "on holidays. "
+    "Here is a list of rules for a library. Books may be kept for three weeks. A book that nobody waits for may be "
+    "kept for three weeks more. Whoever brings a book back late pays ten cents for each day. Food and drinks stay "
+    "outside. Dogs wait at the door, unless they guide somebody. Telephones are silent in the reading room. Newspapers "
+    "are read here and not taken home. Children below the age of ten come with somebody older. The copier costs five "
+    "cents for each page. Bags are left in the lockers, which take a coin and give it back. The library is closed on "
+    "Mondays and on holidays. "
 )
 SYSTEM = (
     "You answer questions about the planets of the solar system. Answer in one short sentence, in plain words, without "
-    "a list. If a question has nothing to do with planets, say so. The planets are Mercury, Venus, Earth, Mars, Jupiter, "
-    "Saturn, Uranus and Neptune. Use the metric system. "
+    "a list. If a question has nothing to do with planets, say so. The planets are Mercury, Venus, Earth, Mars, "
+    "Jupiter, Saturn, Uranus and Neptune. Use the metric system. "
 )
 Request = tuple[int, str, str | None, SamplingParams]  # the step before which it comes, question, system prompt, params
 
