@@ -81,7 +81,20 @@ def run_all(milestone: str, jobs: Sequence[dict[str, Any]]) -> list[dict[str, An
     for other in load_ledger(ROOT)[1:]:
         if other.name != milestone:
             importlib.import_module(f"{other.name}.memory")
-    return [in_fork(lambda: asdict(run_here(Job(**job)))) for job in jobs]  # noqa: B023
+    return [report_of(Job(**job)) for job in jobs]
+
+
+def report_of(job: Job) -> dict[str, Any]:
+    """One job's report; of a test that does not end, which one it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "report.json")
+        try:
+            return in_fork(lambda: asdict(run_here(job, file)))
+        except RuntimeError:
+            running = file.with_suffix(".running")
+            if not running.exists():
+                raise
+            return asdict(Report(stuck=(running.read_text(), None), said=file.with_suffix(".stuck").read_text()))
 
 
 def in_fork(call: Callable[[], Any]) -> Any:

@@ -120,7 +120,7 @@ def run_here(job: Job, file: Path | None = None) -> Report:
         report.shown = _shown(job.runs)
         return report
     pytest.register_assert_rewrite("tests.contracts", "tests.kit")
-    options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-o", "pythonpath=", "--color=no", "-q"]
+    options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-o", "pythonpath=", "--color=no", "-q", "--all"]
     options.append("--tb=auto" if job.verbose else "--tb=native")  # the latter is quick
     status = pytest.main(
         ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), *options, *job.tests],
