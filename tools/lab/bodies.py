@@ -46,7 +46,7 @@ def find(source: str, name: str, where: str) -> Definition:
         if node is None:
             raise LabError(
                 f"{where} has no {name} any more: put its `def` line back, or start over with "
-                "`python -m tools.lab start MILESTONE --again` (the old folder is kept)."
+                "`start MILESTONE --again` (what is there is put aside)."
             )
         body = getattr(node, "body", [])
     if not isinstance(node, Definition):

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from tools.lab import bodies, start, words
 from tools.lab.tasks import ROOT, Function, LabError, Task, all_tasks, find_task, milestone_with_tasks, version
 from tools.lab.texts import LEVELS, Fault, Help, faults_of, hints_of
 from tools.lab.trial import Job, Report, run
-from tools.lab.workshop import FOLDER, NO_LAB, Lab, Workshop
+from tools.lab.workshop import NO_LAB, Lab, Workshop, shown
 
 LAB = "python -m tools.lab"
 
@@ -34,18 +35,12 @@ def begin(name: str, *, through: bool, fault: int | None, again: bool) -> int:
     key = milestone.name if fault is None else f"faults/{milestone.name}"
     target = workshop.folder / key
     if target.exists() and not again and fault is None:
-        if key in workshop.data["labs"]:
-            workshop.data["open"] = key
-            workshop.save()
-        raise LabError(
-            f"{target.relative_to(ROOT)} is there already, and is open now: go on with `{LAB} check`. To begin anew, "
-            f"`{LAB} start {name} --again` puts it aside first."
-        )
+        return _open_again(workshop, key)
     planted = _fault(milestone.name, fault) if fault is not None else None
     previous = _previous(workshop, milestone.name) if through else None
     aside = start.put_aside(target)
     if aside is not None:
-        say(f"What was there is now in {aside.relative_to(ROOT)}.")
+        say(f"What was there is now in {shown(aside)}.")
     if planted is not None:
         start.make_faulty(milestone, planted, target)
     else:
@@ -53,14 +48,34 @@ def begin(name: str, *, through: bool, fault: int | None, again: bool) -> int:
     workshop.open(key, fault)
     lab = workshop.current()
     if previous is not None:
-        _tell_carried(previous, *start.carry(previous, target, tasks))
+        try:
+            _tell_carried(previous, *start.carry(previous, target, tasks))
+        except LabError:
+            shutil.rmtree(target)  # as it was made a moment ago, it holds nobody's work
+            raise
     if planted is not None:
         workshop.save()
         return _tell_fault(lab, planted)
     lab.begin(tasks[0])
     workshop.save()
-    say(f"{lab.title} is yours to write, in {target.relative_to(ROOT)}: {len(tasks)} tasks.", "bold")
+    say(f"{lab.title} is yours to write, in {shown(target)}: {len(tasks)} tasks.", "bold")
     _tell_task(lab, tasks[0])
+    return 0
+
+
+def _open_again(workshop: Workshop, key: str) -> int:
+    if key in workshop.data["labs"]:
+        workshop.data["open"] = key
+    else:
+        workshop.open(key)  # `.progress.json` was deleted
+    workshop.save()
+    lab = workshop.current()
+    num_done = sum(map(lab.is_done, lab.tasks))
+    say(f"{lab.title} is open again: {num_done} of {len(lab.tasks)} tasks are done.", "bold")
+    task = lab.current_task()
+    if task is not None:
+        _tell_task(lab, task)
+    say(f"(To begin anew: {LAB} start {version(lab.milestone.name)} --again. What is there is put aside.)", "dim")
     return 0
 
 
@@ -79,7 +94,7 @@ def _tell_carried(previous: Lab, carried: Sequence[str], left: Sequence[str]) ->
     if left:
         say(
             f"Not these, as the lesson changes the same lines: {', '.join(left)}. They are as this milestone has them; "
-            f"yours are still in {previous.folder.relative_to(ROOT)}."
+            f"yours are still in {shown(previous.folder)}."
         )
 
 
@@ -317,12 +332,13 @@ def run_milestone(arguments: Sequence[str]) -> int:
 
 
 def _tell_fault(lab: Lab, fault: Fault) -> int:
-    say(f"{lab.title}, fault {fault.number}: somewhere in {lab.folder.relative_to(ROOT)} one thing is wrong.", "bold")
+    say(f"{lab.title}, fault {fault.number}: somewhere in {shown(lab.folder)} one thing is wrong.", "bold")
     say()
     say(fault.symptom)
     _tell_symptom(fault.help, _run(lab, [], fault.help.runs))
     say()
-    say(f"Find it by reading and trying, mend it, then: {LAB} check. Its tests are not told unless you ask (--tests).")
+    say(f"Find it by reading and trying, and mend it. Then: {LAB} check")
+    say("It won't tell you which tests see the fault, unless you ask for that with --tests.", "dim")
     return 0
 
 
@@ -337,7 +353,7 @@ def _tell_symptom(texts: Help, report: Report) -> None:
 
 def _check_fault(lab: Lab, fault: Fault, *, tests: bool, verbose: bool) -> int:
     for file in sorted(lab.folder.rglob("*.py")):
-        bodies.parse(file.read_text(encoding="utf-8"), str(file.relative_to(ROOT)))
+        bodies.parse(file.read_text(encoding="utf-8"), shown(file))
     report = _run(lab, fault.tests, fault.help.runs, verbose)
     if report.is_green:
         lab.data["done"] = time.time()
@@ -352,6 +368,3 @@ def _check_fault(lab: Lab, fault: Fault, *, tests: bool, verbose: bool) -> int:
         say(fault.symptom)
         say(f"To see what the tests say: {LAB} check --tests. For a hint: {LAB} hint")
     return 1
-
-
-__all__ = ["FOLDER", "begin", "check", "hint", "reset", "run_milestone", "show", "status"]

@@ -35,7 +35,7 @@ STUCK_AT = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<nam
 class Job:
     """What to run: `folder` holds the package of that name, `runs` is Python for afterwards, if all tests pass.
 
-    `verbose` has pytest say all it can.
+    `verbose` has pytest say all it can, `first` has it stop at the first failure.
     """
 
     folder: str
@@ -43,6 +43,7 @@ class Job:
     tests: Sequence[str]
     runs: str = ""
     verbose: bool = False
+    first: bool = False
     seconds: int = SECONDS
 
 
@@ -122,6 +123,7 @@ def run_here(job: Job, file: Path | None = None) -> Report:
     pytest.register_assert_rewrite("tests.contracts", "tests.kit")
     options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-o", "pythonpath=", "--color=no", "-q", "--all"]
     options.append("--tb=auto" if job.verbose else "--tb=native")  # the latter is quick
+    options += ["-x"] if job.first else []
     status = pytest.main(
         ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), *options, *job.tests],
         plugins=[_Listener(job, report, file)],

@@ -4,10 +4,11 @@
     lab/faults/v0_2_block_manager/     a milestone with a fault to find
     lab/.progress.json                 which of them is open, when each task began and ended, which hints were given
 
-Git ignores it all.
+Git ignores it all. `MINI_VLLM_LAB` names another folder.
 """
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,6 @@ from tools.lab import bodies
 from tools.lab.tasks import ROOT, Function, LabError, Task, tasks_of, version
 from tools.milestones import Milestone, find_milestone, load_ledger
 
-FOLDER = ROOT / "lab"
 NO_LAB = "There is no lab yet. Begin one with `python -m tools.lab start v0_1`."
 
 
@@ -29,8 +29,9 @@ class Workshop:
     data: dict[str, Any] = field(default_factory=lambda: {"open": None, "labs": {}})
 
     @classmethod
-    def load(cls, folder: Path = FOLDER) -> "Workshop":
+    def load(cls) -> "Workshop":
         """What is there; a folder that is not there is an empty one."""
+        folder = Path(os.environ.get("MINI_VLLM_LAB", ROOT / "lab")).resolve()
         file = folder / ".progress.json"
         try:
             return cls(folder, json.loads(file.read_text(encoding="utf-8"))) if file.exists() else cls(folder)
@@ -130,8 +131,7 @@ class Lab:
 
     def where(self, function: Function) -> str:
         """The same, for people: from the repository's root, if it is below it."""
-        path = self.path(function)
-        return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+        return shown(self.path(function))
 
     def source(self, function: Function) -> str:
         """The learner's text.
@@ -165,6 +165,11 @@ class Lab:
         for function in task.functions:
             self.path(function).write_text(emptied(self.source(function), task, function), encoding="utf-8")
         self.task_data(task).update(began=time.time(), done=None)
+
+
+def shown(path: Path) -> str:
+    """A path for people: from the repository's root, if it is below it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def emptied(source: str, task: Task, function: Function) -> str:
