@@ -20,7 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tools.lab.trial import Failure, Job, Report, run_here
+from tools.lab.listener import run_here
+from tools.lab.trial import Failure, Job, Report
 from tools.milestones import load_ledger
 
 ROOT = Path(__file__).parents[2]

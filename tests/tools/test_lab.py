@@ -365,8 +365,8 @@ def test_earlier_work_is_carried_by_a_merge_and_what_conflicts_is_told(lab):
     )
     code, out, _ = lab("start", "v0_2", "--through")
     assert code == 0
-    assert "From your v0.1: llm.py LLM._requests" in out.replace("\n", " ")
-    assert "Not these, as the lesson changes the same lines: llm.py LLM._step" in out
+    assert "Brought along from your v0.1: llm.py: LLM._requests." in out
+    assert "v0.2 changes the same lines of these, so they are as it has them: llm.py: LLM._step." in out
     text, reference = (lab.folder / second / "llm.py").read_text(), (ROOT / second / "llm.py").read_text()
     assert "requests: list[Request] = []  # mine" in text
     for name in ("LLM._step", "LLM._run", "LLM._collect"):  # one that conflicts, two that were never written
@@ -445,7 +445,7 @@ PLACE = (str(ROOT / "lab" / "x.py"), 7, "check", "assert y")
         ("AssertionError", "assert 1 == 2", {"compared": ("==", "1", "2")}, ["Expected: 2", "Got:      1"]),
         ("AssertionError", "assert 3 < 2", {"compared": ("<", "3", "2")}, ["Expected: something < 2", "Got:      3"]),
         ("AssertionError", "assert x", {}, ["Expected: this to be true: x"]),
-        ("AssertionError", PATTERN, {}, ["Expected regex: 'a'", "Actual message: 'b'"]),
+        ("AssertionError", PATTERN, {}, ["a text that matches the pattern 'a'", "Got:      'b'"]),
         ("AssertionError", "a block is lost", {"place": PLACE}, ["An invariant does not hold: a block is lost"]),
         ("Failed", "DID NOT RAISE <class 'ValueError'>", {}, ["Expected: an error of the kind ValueError"]),
         ("TypeError", "no such thing", {}, ["Expected: no error", "Got:      TypeError: no such thing"]),

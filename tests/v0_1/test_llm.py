@@ -32,7 +32,7 @@ class Watched(ScriptModel):
         self.seen = []
 
     def forward(self, token_ids, positions, kv_cache, *, rows=None):
-        self.seen.append((token_ids.tolist(), positions.tolist(), rows.tolist()))
+        self.seen.append((token_ids.tolist(), positions.tolist(), None if rows is None else rows.tolist()))
         return super().forward(token_ids, positions, kv_cache, rows=rows)
 
 
@@ -106,11 +106,11 @@ def test_the_loop_ends_with_a_stop_string_and_says_which():
 
 def test_requests_are_numbered_and_keep_their_seed_or_get_the_engines_next():
     llm, twin = (LLM(ScriptModel([65], prompt_len=1), tokenizer=byte_tokenizer(), seed=3) for _ in range(2))
-    params = [greedy(), greedy(seed=42), greedy()]
+    params = [greedy(), greedy(seed=0), greedy()]
     first, second, third = llm._requests(["Hi", [7, 8], "Ho"], params)
     assert [request.request_id for request in (first, second, third)] == ["0", "1", "2"]
     assert (first.prompt, first.prompt_token_ids) == ("Hi", [72, 105])
-    assert (second.prompt, second.prompt_token_ids, second.seed) == (None, [7, 8], 42)
+    assert (second.prompt, second.prompt_token_ids, second.seed) == (None, [7, 8], 0)
     assert first.seed != third.seed
     assert [request.seed for request in twin._requests(["a", "b"], params[::2])] == [first.seed, third.seed]
     assert llm._requests(["more"], [greedy()])[0].request_id == "3"

@@ -9,7 +9,7 @@ python -m tools.lab status            all tasks, with ticks and minutes
 import argparse
 import sys
 
-from tools.lab import commands
+from tools.lab import checking, commands
 from tools.lab.tasks import LabError
 from tools.milestones import LedgerError
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             case "start":
                 return commands.begin(args.milestone, through=args.through, fault=args.fault, again=args.again)
             case "check":
-                return commands.check(args.task, every=args.every, tests=args.tests, verbose=args.verbose)
+                return checking.check(args.task, every=args.every, tests=args.tests, verbose=args.verbose)
             case "hint":
                 return commands.hint(args.task)
             case "show":

@@ -1,29 +1,21 @@
-"""What the lab's command line does; `__main__.py` reads it. Each command returns the exit code: 0 where all is well."""
+"""The commands but `check`; `__main__.py` reads the command line. Each returns the exit code: 0 where all is well."""
 
 import difflib
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tools.lab import bodies, start, words
-from tools.lab.tasks import ROOT, Function, LabError, Task, all_tasks, find_task, milestone_with_tasks, version
-from tools.lab.texts import LEVELS, Fault, Help, faults_of, hints_of
-from tools.lab.trial import Job, Report, run
+from tools.lab import bodies, start
+from tools.lab.tasks import ROOT, Function, LabError, all_tasks, find_task, milestone_with_tasks, version
+from tools.lab.telling import LAB, run_tests, say, tell_symptom, tell_task
+from tools.lab.texts import LEVELS, Fault, hints_of, planted_in
 from tools.lab.workshop import NO_LAB, Lab, Workshop, shown
-
-LAB = "python -m tools.lab"
-
-
-def say(text: str = "", style: str | None = None) -> None:
-    """Print a line as it is, in colour where there is any."""
-    Console(highlight=False, soft_wrap=True).print(text, style=style, markup=False)
 
 
 def begin(name: str, *, through: bool, fault: int | None, again: bool) -> int:
@@ -36,7 +28,7 @@ def begin(name: str, *, through: bool, fault: int | None, again: bool) -> int:
     target = workshop.folder / key
     if target.exists() and not again and fault is None:
         return _open_again(workshop, key)
-    planted = _fault(milestone.name, fault) if fault is not None else None
+    planted = planted_in(milestone.name, fault) if fault is not None else None
     previous = _previous(workshop, milestone.name) if through else None
     aside = start.put_aside(target)
     if aside is not None:
@@ -49,7 +41,7 @@ def begin(name: str, *, through: bool, fault: int | None, again: bool) -> int:
     lab = workshop.current()
     if previous is not None:
         try:
-            _tell_carried(previous, *start.carry(previous, target, tasks))
+            _tell_carried(previous, lab.title, start.carry(previous, target, tasks))
         except LabError:
             shutil.rmtree(target)  # as it was made a moment ago, it holds nobody's work
             raise
@@ -59,7 +51,7 @@ def begin(name: str, *, through: bool, fault: int | None, again: bool) -> int:
     lab.begin(tasks[0])
     workshop.save()
     say(f"{lab.title} is yours to write, in {shown(target)}: {len(tasks)} tasks.", "bold")
-    _tell_task(lab, tasks[0])
+    tell_task(lab, tasks[0])
     return 0
 
 
@@ -74,7 +66,7 @@ def _open_again(workshop: Workshop, key: str) -> int:
     say(f"{lab.title} is open again: {num_done} of {len(lab.tasks)} tasks are done.", "bold")
     task = lab.current_task()
     if task is not None:
-        _tell_task(lab, task)
+        tell_task(lab, task)
     say(f"(To begin anew: {LAB} start {version(lab.milestone.name)} --again. What is there is put aside.)", "dim")
     return 0
 
@@ -89,148 +81,38 @@ def _previous(workshop: Workshop, name: str) -> Lab:
     raise LabError(f"There is no earlier lab to go on from: `{LAB} start {version(name)}` begins without one.")
 
 
-def _tell_carried(previous: Lab, carried: Sequence[str], left: Sequence[str]) -> None:
-    say(f"From your {previous.title}: {', '.join(carried) or 'nothing'}.")
-    if left:
-        say(
-            f"Not these, as the lesson changes the same lines: {', '.join(left)}. They are as this milestone has them; "
-            f"yours are still in {shown(previous.folder)}."
-        )
+def _tell_carried(previous: Lab, title: str, result: start.Carried) -> None:
+    def names(functions: Sequence[Function]) -> str:
+        files = dict.fromkeys(function.file for function in functions)
+        return "; ".join(f"{file}: {', '.join(f.name for f in functions if f.file == file)}" for file in files)
+
+    if result.carried:
+        say(f"Brought along from your {previous.title}: {names(result.carried)}.")
+    else:
+        say(f"Nothing of your {previous.title} could be brought along.")
+    if result.changed:
+        say(f"{title} changes the same lines of these, so they are as it has them: {names(result.changed)}.")
+    if result.gone:
+        say(f"{title} has no such functions any more: {names(result.gone)}.")
+    say(f"All of yours are still in {shown(previous.folder)}.", "dim")
 
 
-def _fault(milestone: str, number: int) -> Fault:
-    faults = faults_of(milestone)
-    if not 1 <= number <= len(faults):
-        raise LabError(f"{version(milestone)} has faults 1 to {len(faults)}, not {number}.")
-    return faults[number - 1]
-
-
-def check(name: str | None, *, every: bool, tests: bool, verbose: bool) -> int:
-    """`check`."""
-    lab = Workshop.load().current()
-    if lab.fault is not None:
-        return _check_fault(lab, _fault(lab.milestone.name, lab.fault), tests=tests, verbose=verbose)
-    if every:
-        return _check_every(lab, verbose)
-    task = lab.current_task() if name is None else find_task(lab.tasks, name)
-    if task is None:
-        return _check_every(lab, verbose)
-    lab.begin(task)
-    lab.workshop.save()
-    for file in {function.file: function for function in task.functions}.values():
-        bodies.parse(lab.source(file), lab.where(file))
-    if missing := lab.missing(task):
-        say(f"Task {task.number} of {len(lab.tasks)}: {task.title}", "bold")
-        say("  Not written yet:")
-        for function in missing:
-            say(f"    {function.name}   {lab.place(function)}")
-        say("  These tests will say when it is right:")
-        for test in task.tests:
-            say(f"    {words.sentence(test)}")
-        say(f"Write it, then check again. Stuck? {LAB} hint")
-        return 1
-    report = _run(lab, task.tests, hints_of(lab.milestone.name)[task.number - 1].runs, verbose)
-    if not report.is_green:
-        say(f"Task {task.number} of {len(lab.tasks)}: {task.title}", "bold")
-        _tell_failure(report, verbose)
-        say(f"Change it, then check again. Stuck? {LAB} hint")
-        return 1
-    was_done = lab.is_done(task)
-    lab.finish(task)
-    lab.workshop.save()
-    _tell_success(lab, task, report)
-    following = lab.current_task()
-    if following is not None:
-        say()
-        _tell_task(lab, following)
-        return 0
-    return 0 if was_done else _check_every(lab, verbose)
-
-
-def _run(lab: Lab, tests: Sequence[str], runs: str = "", verbose: bool = False) -> Report:
-    return run(Job(str(lab.folder.parent), lab.milestone.name, tests, runs, verbose))
-
-
-def _check_every(lab: Lab, verbose: bool) -> int:
-    """The tests of all tasks that are done, and at the end of a milestone those with the real model."""
-    done = [task for task in lab.tasks if lab.is_done(task)]
-    if not done:
-        raise LabError(f"No task is done yet: `{LAB} check` looks at the first.")
-    tests = list(dict.fromkeys(test for task in done for test in task.tests))
-    is_whole = len(done) == len(lab.tasks)
-    real = [test for task in done for test in task.real] if is_whole and _has_model() else []
-    say(f"All tests of {len(done)} tasks" + (", and the real model" if real else "") + " ...")
-    report = _run(lab, [*tests, *real], verbose=verbose)
-    if not report.is_green:
-        _tell_failure(report, verbose)
-        return 1
-    say(f"{len(report.passed)} tests pass.", "green")
-    if is_whole:
-        if not real:
-            say("(The real model is not installed, so its tests did not run: `make demo` installs it.)")
-        say(f'{lab.title} is written, and by you. Run it: {LAB} run "Why is the sky blue?"', "bold green")
-        names = list(all_tasks())
-        later = names[names.index(lab.milestone.name) + 1 :]
-        if later:
-            say(f"Next: {LAB} start {version(later[0])} --through")
+def _tell_fault(lab: Lab, fault: Fault) -> int:
+    say(f"{lab.title}, fault {fault.number}: somewhere in {shown(lab.folder)} one thing is wrong.", "bold")
+    say()
+    say(fault.symptom)
+    tell_symptom(fault.help, run_tests(lab, [], fault.help.runs))
+    say()
+    say(f"Find it by reading and trying, and mend it. Then: {LAB} check")
+    say("It won't tell you which tests see the fault, unless you ask for that with --tests.", "dim")
     return 0
-
-
-def _has_model() -> bool:
-    from common.errors import ModelError
-    from common.weights import resolve
-
-    try:
-        return resolve(None).exists()
-    except ModelError:
-        return False
-
-
-def _tell_failure(report: Report, verbose: bool) -> None:
-    if verbose:
-        say(report.said)
-    if not report.failures and report.stuck is None:
-        say(f"  The tests did not run. What they said:\n{report.said[-2000:]}")
-        return
-    total = len(report.passed) + len(report.failures)
-    if report.stuck is None:
-        say(f"  {len(report.passed)} of {total} tests pass. The first that does not:")
-    say()
-    for line in words.first_failure(report):
-        say(f"  {line}")
-    say()
-
-
-def _tell_success(lab: Lab, task: Task, report: Report) -> None:
-    minutes = lab.minutes(task) or 0.0
-    tests = f"{len(report.passed)} tests pass" if len(report.passed) > 1 else "its test passes"
-    say(f"✓ Task {task.number} of {len(lab.tasks)}, {task.title}: {tests}. {_minutes(minutes)}.", "bold green")
-    if report.shown:
-        say("What runs now:")
-        for line in hints_of(lab.milestone.name)[task.number - 1].runs.split("\n"):
-            say(f"  {line}", "dim")
-        say()
-        for line in report.shown.rstrip("\n").split("\n"):
-            say(f"  {line}")
-
-
-def _tell_task(lab: Lab, task: Task) -> None:
-    say(f"Task {task.number} of {len(lab.tasks)}: {task.title} (about {task.minutes} minutes)", "bold")
-    for function in task.functions:
-        say(f"  {function.name}   {lab.place(function)}")
-    page = f"docs/milestones/{version(lab.milestone.name)}.md"
-    say(f"  The docstring says what it does, the lesson why ({page}). When it is written: {LAB} check")
-
-
-def _minutes(minutes: float) -> str:
-    return "Less than a minute" if minutes < 1 else "1 minute" if minutes < 2 else f"{minutes:.0f} minutes"
 
 
 def hint(name: str | None) -> int:
     """`hint`: each call gives the next."""
     lab = Workshop.load().current()
     if lab.fault is not None:
-        texts, data = _fault(lab.milestone.name, lab.fault).help, lab.data
+        texts, data = planted_in(lab.milestone.name, lab.fault).help, lab.data
         data.setdefault("hints", 0)
         heading = f"{lab.title}, fault {lab.fault}"
     else:
@@ -258,7 +140,7 @@ def show(name: str | None) -> int:
     """`show`: the reference's bodies against the learner's."""
     lab = Workshop.load().current()
     if lab.fault is not None:
-        functions: Sequence[Function] = [_fault(lab.milestone.name, lab.fault).function]
+        functions: Sequence[Function] = [planted_in(lab.milestone.name, lab.fault).function]
     else:
         task = lab.current_task() if name is None else find_task(lab.tasks, name)
         if task is None:
@@ -329,42 +211,3 @@ def run_milestone(arguments: Sequence[str]) -> int:
         "PYTHONSAFEPATH": "1",
     }
     return subprocess.run([sys.executable, "-m", lab.milestone.name, *arguments], env=environment).returncode
-
-
-def _tell_fault(lab: Lab, fault: Fault) -> int:
-    say(f"{lab.title}, fault {fault.number}: somewhere in {shown(lab.folder)} one thing is wrong.", "bold")
-    say()
-    say(fault.symptom)
-    _tell_symptom(fault.help, _run(lab, [], fault.help.runs))
-    say()
-    say(f"Find it by reading and trying, and mend it. Then: {LAB} check")
-    say("It won't tell you which tests see the fault, unless you ask for that with --tests.", "dim")
-    return 0
-
-
-def _tell_symptom(texts: Help, report: Report) -> None:
-    say()
-    for line in texts.runs.split("\n"):
-        say(f"  {line}", "dim")
-    say()
-    for line in report.shown.rstrip("\n").split("\n"):
-        say(f"  {line}")
-
-
-def _check_fault(lab: Lab, fault: Fault, *, tests: bool, verbose: bool) -> int:
-    for file in sorted(lab.folder.rglob("*.py")):
-        bodies.parse(file.read_text(encoding="utf-8"), shown(file))
-    report = _run(lab, fault.tests, fault.help.runs, verbose)
-    if report.is_green:
-        lab.data["done"] = time.time()
-        lab.workshop.save()
-        say(f"✓ Found: {fault.function.name} in {fault.function.file}.", "bold green")
-        say(fault.why)
-        return 0
-    say("It is still there: not every test that sees it passes.", "bold")
-    if tests or verbose:
-        _tell_failure(report, verbose)
-    else:
-        say(fault.symptom)
-        say(f"To see what the tests say: {LAB} check --tests. For a hint: {LAB} hint")
-    return 1

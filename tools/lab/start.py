@@ -12,6 +12,7 @@ place of a milestone's own:
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.carry import merge
@@ -51,20 +52,26 @@ def put_aside(target: Path) -> Path | None:
     return aside
 
 
-def carry(previous: Lab, target: Path, tasks: Sequence[Task]) -> tuple[list[str], list[str]]:
-    """Bring what was written in an earlier lab into a new one that `make` has just made.
+@dataclass(slots=True)
+class Carried:
+    """What became of the functions of an earlier lab, each as its file and its name.
 
-    Returns:
-        The functions that were brought along, and those that are as the milestone has them, as `file name`: the lesson
-        has changed them in the same lines.
+    `changed` are as the new milestone has them, since the lesson changes the same lines. `gone` are not in it.
+    """
+
+    carried: list[Function] = field(default_factory=list)
+    changed: list[Function] = field(default_factory=list)
+    gone: list[Function] = field(default_factory=list)
+
+
+def carry(previous: Lab, target: Path, tasks: Sequence[Task]) -> Carried:
+    """Bring what was written in an earlier lab into a new one that `make` has just made.
 
     Raises:
         LabError: a file of the earlier lab is no Python.
     """
-    carried, left = [], []
-    for file in sorted({function.file for task in previous.tasks for function in task.functions}):
-        if not (target / file).is_file():
-            continue  # dropped since
+    result = Carried()
+    for file in dict.fromkeys(function.file for task in previous.tasks for function in task.functions):
         written = [
             function
             for task in previous.tasks
@@ -73,11 +80,24 @@ def carry(previous: Lab, target: Path, tasks: Sequence[Task]) -> tuple[list[str]
         ]
         rewritten = {function.name for task in tasks for function in task.functions if function.file == file}
         wanted = [function for function in written if function.name not in rewritten]
-        text, failed = _merged(previous, target, file, wanted)
+        if not (target / file).is_file():
+            result.gone += wanted
+            continue
+        kept = [function for function in wanted if _is_in(_read(target / file), function)]
+        text, failed = _merged(previous, target, file, kept)
         _write(target / file, text)
-        carried += [f"{file} {function.name}" for function in wanted if function not in failed]
-        left += [f"{file} {function.name}" for function in failed]
-    return carried, left
+        result.carried += [function for function in kept if function not in failed]
+        result.changed += failed
+        result.gone += [function for function in wanted if function not in kept]
+    return result
+
+
+def _is_in(source: str, function: Function) -> bool:
+    try:
+        bodies.find(source, function.name, function.file)
+    except LabError:
+        return False
+    return True
 
 
 def _merged(previous: Lab, target: Path, file: str, wanted: Sequence[Function]) -> tuple[str, list[Function]]:

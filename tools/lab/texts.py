@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.lab.tasks import Function, version
+from tools.lab.tasks import Function, LabError, version
 
 HERE = Path(__file__).parent
 LEVELS = ("question", "idea", "shape")
@@ -82,6 +82,18 @@ def faults_of(milestone: str) -> list[Fault]:
         )
         for number, table in enumerate(_read("faults", milestone, "fault"), 1)
     ]
+
+
+def planted_in(milestone: str, number: int) -> Fault:
+    """The fault of this number.
+
+    Raises:
+        LabError: there is none.
+    """
+    faults = faults_of(milestone)
+    if not 1 <= number <= len(faults):
+        raise LabError(f"{version(milestone)} has faults 1 to {len(faults)}, not {number}.")
+    return faults[number - 1]
 
 
 def _help(table: dict[str, Any], code: str) -> Help:

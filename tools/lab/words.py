@@ -65,10 +65,9 @@ def _what_happened(failure: Failure) -> list[str]:
 def _assertion(failure: Failure, message: str) -> list[str]:
     """An assertion without two sides: an invariant of the engine, a tensor, a message, a plain condition."""
     if "did not match" in message or "Expected regex" in message:
-        sides = [
-            line.strip() for line in message.split("\n") if line.strip().startswith(("Expected", "Actual", "Input"))
-        ]
-        return ["The error should say something else (the test looks for a pattern):", *sides]
+        sides = dict(line.strip().partition(": ")[::2] for line in message.split("\n") if ": " in line)
+        pattern, actual = sides.get("Expected regex", "another"), sides.get("Actual message", message)
+        return [f"Expected: an error with a text that matches the pattern {pattern}", f"Got:      {actual}"]
     if "not close" in message or "are not equal" in message:
         numbers = [
             line for line in message.split("\n") if line.startswith(("Mismatched", "Greatest", "Tensor", "The "))
