@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from _pytest._code import TracebackEntry
+from hypothesis import Phase, settings
 
 from tools.lab.tasks import ROOT
 from tools.lab.trial import Failure, Job, Report
@@ -65,6 +66,11 @@ class _Listener:
     def pytest_configure(self) -> None:
         # What is imported later than this says its values when an assertion fails, as tests do.
         pytest.register_assert_rewrite("tests.contracts", "tests.kit")
+        # A property test that fails would look for the smallest example, for a minute and more: the first will do.
+        settings.register_profile(
+            "lab", parent=settings.get_profile("repository"), phases=[Phase.explicit, Phase.generate]
+        )
+        settings.load_profile("lab")
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
         self.compared = op, _short(left), _short(right)
@@ -116,6 +122,7 @@ class _Listener:
             path, line = str(entry.path), entry.lineno + 1
             if path.startswith(self.job.folder + os.sep):
                 failure.place = path, line, entry.name, linecache.getline(path, line).strip()
+                failure.way.append(f"{entry.name} ({Path(path).name}, line {line})")
             elif path.startswith(str(ROOT / "tests")):
                 failure.statement, failure.test_place = _statement(path, line, entry), (path, line)
         if isinstance(error.value, AssertionError) and str(error.value).lstrip().startswith("assert "):

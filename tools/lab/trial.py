@@ -43,8 +43,9 @@ class Job:
 class Failure:
     """What one test that fails has said.
 
-    `kind` is the error's type, `compared` the two sides of the assertion that failed (`(operator, left, right)`),
-    `statement` the test's line, `place` the last line of the lab that was running (`(file, line, function, text)`).
+    `kind` is the error's type, `compared` the two sides of the assertion that failed (`(operator, left, right)`).
+    `statement` is the test's line. `place` is the last line of the lab that was running, (file, line, function, text),
+    and `way` the lab's functions that led there.
     """
 
     test: str
@@ -55,6 +56,7 @@ class Failure:
     statement: str = ""
     test_place: tuple[str, int] | None = None
     place: tuple[str, int, str, str] | None = None
+    way: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

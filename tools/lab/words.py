@@ -40,6 +40,7 @@ def first_failure(report: Report, verbose: bool = False) -> list[str]:
         path, line, name, text = failure.place
         lines.append(f"  In yours: {_where(path, line)}" + (f", in {name}" if name else ""))
         lines += [f"      {text}"] if text else []
+        lines += [f"    By way of {' → '.join(failure.way[-5:-1])}."] if len(failure.way) > 1 else []
     return lines
 
 
