@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import tokenize
 from collections import OrderedDict, deque
 from pathlib import Path
@@ -63,7 +64,7 @@ def lab(tmp_path):
     """`lab("start", "v0_2")`: the command line on a folder of its own; returns exit code, output and errors."""
 
     def call(*arguments):
-        environment = os.environ | {"MINI_VLLM_LAB": str(call.folder)}
+        environment = os.environ | {"MINI_VLLM_LAB": str(call.folder), "COLUMNS": "80"}
         command = [sys.executable, "-m", "tools.lab", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert "Traceback" not in done.stderr, done.stderr
@@ -327,6 +328,24 @@ def test_from_start_to_the_second_task_and_back(lab):
     assert "v0_2_block_manager.old1" in out
 
 
+def test_the_session_of_the_page_goes_as_the_page_shows(lab):
+    """Its commands are typed, its functions are written, and each answer is the text that follows."""
+    page = (ROOT / "docs" / "lab.md").read_text().partition("## A session")[2].partition("## The commands")[0]
+    number = 0
+    for language, fence in re.findall(r"^```(console|python|text)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if language == "console" and "tools.lab run" not in fence:
+            _, answer, _ = lab(*fence.removeprefix("$ python -m tools.lab ").split())
+        elif language == "python":
+            for node in ast.parse(fence).body:
+                body = textwrap.indent(bodies.body(fence, node.name, ""), "    ")
+                write(lab, "v0_2_block_manager", "block_manager.py", f"BlockManager.{node.name}", body)
+        elif language == "text":
+            lines = [line.rstrip() for line in answer.replace(str(lab.folder), "lab").rstrip().split("\n")]
+            assert "\n".join(lines) == fence.rstrip("\n")
+            number += 1
+    assert number == 5
+
+
 def test_commands_that_cannot_be_say_what_to_do_next(lab):
     lab("start", "v0_1")
     for arguments, message in (
@@ -412,7 +431,7 @@ def test_a_loop_that_does_not_end_is_told_with_its_line(tmp_path):
     file = tmp_path / name / "block_manager.py"
     body = "        while True:\n            num_tokens += 1"
     file.write_text(bodies.with_body(file.read_text(), "BlockManager.append", body, ""))
-    report = run(Job(str(tmp_path), name, TASKS[name][1].tests[:1], seconds=3))
+    report = run(Job(str(tmp_path), name, TASKS[name][1].tests[:1], seconds=15))
     told = "\n".join(first_failure(report))
     assert "A block is taken with the first token that does not fit" in told
     assert "It did not end" in told
