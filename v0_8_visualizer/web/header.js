@@ -37,8 +37,8 @@ export class Header {
   }
 
   /** Returns whether it has something newer to show later. */
-  render(state, now) {
-    if (now - this.time < PAUSE) {
+  render(state, dirty, now) {
+    if (now - this.time < PAUSE && !dirty.all) {
       return true;
     }
     this.time = now;

@@ -16,7 +16,10 @@ const KINDS = [
   ["Prefill", ["prefill_chunk"]],
   ["Tokens", ["first_token", "decode"]],
   ["Drafts", ["speculative_round"]],
-  ["Blocks", ["block_allocated", "block_shared", "block_copied", "block_cached", "block_evicted", "block_freed", "cache_reset"]],
+  [
+    "Blocks",
+    ["block_allocated", "block_shared", "block_copied", "block_cached", "block_evicted", "block_freed", "cache_reset"],
+  ],
   ["Steps", ["step"]],
   ["Engine", ["snapshot", "pace_changed"]],
 ];
@@ -57,7 +60,11 @@ export class LogPanel {
       });
       tools.append(button);
     }
-    this.select = make("select", { "aria-label": "Events of which request" }, make("option", { value: "" }, "All requests"));
+    this.select = make(
+      "select",
+      { "aria-label": "Events of which request" },
+      make("option", { value: "" }, "All requests"),
+    );
     this.select.addEventListener("pointerdown", () => this.fillSelect());
     this.select.addEventListener("focus", () => this.fillSelect());
     this.select.addEventListener("change", () => this.view.filterLog(this.select.value || null));
@@ -125,7 +132,12 @@ export class LogPanel {
     const first = Math.floor(top / LINE);
     const numLines = Math.min(Math.ceil(height / LINE) + 1, this.list.length);
     while (this.lines.length < numLines) {
-      const line = { message: null, element: make("div", { class: "log-line" }), time: make("time"), words: make("span") };
+      const line = {
+        message: null,
+        element: make("div", { class: "log-line" }),
+        time: make("time"),
+        words: make("span"),
+      };
       line.element.append(line.time, line.words);
       this.root.append(line.element);
       this.lines.push(line);
@@ -146,7 +158,10 @@ export class LogPanel {
     line.message = message;
     setText(line.time, `${message.time.toFixed(3)} s`);
     setAttribute(line.element, "data-type", message.type);
-    say(line.words, describe(message, (id) => ({ id, ...nameOf(this.state, id) })));
+    say(
+      line.words,
+      describe(message, (id) => ({ id, ...nameOf(this.state, id) })),
+    );
   }
 }
 

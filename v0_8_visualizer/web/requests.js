@@ -17,6 +17,7 @@ export class RequestsPanel {
     this.list = byId("requests");
     this.follows = true;
     this.current = null;
+    this.numToSettle = 0;
     this.followButton = byId("follow");
     this.followButton.addEventListener("click", () => this.setFollows(!this.follows));
     for (const type of ["wheel", "touchmove"]) {
@@ -39,6 +40,7 @@ export class RequestsPanel {
     this.view.light(element ? [element.dataset.request] : []);
   }
 
+  /** Returns whether the list has not come to rest. */
   render(state, dirty) {
     if (dirty.all) {
       this.renderAll(state);
@@ -46,11 +48,12 @@ export class RequestsPanel {
       for (const id of dirty.requests) {
         this.renderOne(state, id);
       }
-    } else {
-      return;
+    } else if (this.numToSettle === 0) {
+      return false;
     }
     this.renderSummary(state);
     this.follow(state);
+    return this.numToSettle > 0;
   }
 
   renderOne(state, id) {
@@ -116,8 +119,12 @@ export class RequestsPanel {
         break;
       }
     }
-    if (current !== null && current !== this.current) {
+    if (current !== this.current) {
       this.current = current;
+      this.numToSettle = 4; // the rows above get their heights once they are near
+    }
+    if (current !== null && this.numToSettle > 0) {
+      this.numToSettle -= 1;
       this.list.scrollTop = this.rows.get(current).element.offsetTop - this.list.offsetTop;
     }
   }

@@ -152,8 +152,10 @@ function figuresOf(request) {
 }
 
 function storyOf(request) {
-  const first = request.secondsToFirstToken === null ? "" : `First token after ${request.secondsToFirstToken.toFixed(2)} s. `;
-  const fork = request.forkedFrom && request.state === "waiting" ? `It waits for the prompt of ${request.forkedFrom}. ` : "";
+  const first =
+    request.secondsToFirstToken === null ? "" : `First token after ${request.secondsToFirstToken.toFixed(2)} s. `;
+  const fork =
+    request.forkedFrom && request.state === "waiting" ? `It waits for the prompt of ${request.forkedFrom}. ` : "";
   const blocks = request.blockTable.length > 0 ? `Blocks: ${request.blockTable.join(", ")}. ` : "";
   const end = hasEnded(request) ? `It ${ending(request.state === "aborted" ? "aborted" : request.finishReason)}.` : "";
   return `${first}${fork}${blocks}${end}`;
