@@ -93,7 +93,7 @@ export class Controls {
     this.paceHint = make("p", { class: "hint", id: "pace-hint" });
     this.pace = make(
       "fieldset",
-      { class: "pace", id: "pace", "aria-describedby": "pace-hint" },
+      { class: "pace", id: "pace", disabled: true, "aria-describedby": "pace-hint" },
       make("legend", { class: "label" }, "Pace"),
       make("div", { class: "buttons" }, this.pauseButton, this.stepButton),
       make("label", { class: "field wide" }, make("span", {}, "Slow motion: ", this.slowText), this.slow),

@@ -10,6 +10,7 @@ import { nameOf } from "./state.js";
 import { describe } from "./words.js";
 
 const LINE = 24; // pixels
+const PAUSE = 100; // milliseconds between two drawings of what comes by itself
 const KINDS = [
   ["Requests", ["request_queued", "request_admitted", "request_forked", "request_finished", "request_aborted"]],
   ["Preemptions", ["request_preempted"]],
@@ -37,6 +38,8 @@ export class LogPanel {
     this.atEnd = true;
     this.state = null;
     this.height = 0;
+    this.time = -Infinity;
+    this.isStale = false;
     this.buildTools();
     this.root.addEventListener("scroll", () => {
       this.atEnd = this.root.scrollTop + this.root.clientHeight >= this.root.scrollHeight - LINE;
@@ -96,7 +99,8 @@ export class LogPanel {
     this.draw();
   }
 
-  render(state, dirty) {
+  /** Returns whether it has something newer to show later. */
+  render(state, dirty, now) {
     const isOther = this.state !== state;
     this.state = state;
     if (isOther || dirty.all) {
@@ -112,12 +116,18 @@ export class LogPanel {
       if (this.list.length > 2500) {
         this.list = this.list.slice(-2000);
       }
+      this.isStale = true;
+    }
+    if (this.isStale && now - this.time >= PAUSE) {
+      this.time = now;
       this.draw();
     }
+    return this.isStale;
   }
 
   /** Write the lines in sight. */
   draw() {
+    this.isStale = false;
     const { height } = this;
     const total = this.list.length * LINE;
     if (total !== this.total) {

@@ -63,9 +63,9 @@ function draw(now) {
   isScheduled = false;
   const begin = performance.now();
   const dirty = takeDirty(state);
+  panels.timeline.render(state, dirty); // the first: a canvas asks for the page's style
   const isMoving = panels.requests.render(state, dirty);
   panels.pool.render(state, dirty);
-  panels.timeline.render(state, dirty);
   controls?.render(state, dirty);
   if (isLitStale) {
     isLitStale = false;
@@ -78,7 +78,8 @@ function draw(now) {
     panels.charts.render(state, dirty, now),
     panels.decision.render(state, dirty, now),
   ];
-  panels.log.render(state, dirty); // the last, because it asks where it is scrolled to
+  panels.requests.follow(); // the last ones, because they ask where things are
+  later.push(panels.log.render(state, dirty, now));
   if (later.includes(true)) {
     schedule();
   }

@@ -45,6 +45,10 @@ export class PoolPanel {
 
   render(state, dirty) {
     this.state = state;
+    if (!state.ready) {
+      this.build(0);
+      return;
+    }
     if (state.blocks.length !== this.cells.length) {
       this.build(state.blocks.length);
     }
