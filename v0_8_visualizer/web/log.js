@@ -7,7 +7,7 @@
 
 import { byId, make, say, setAttribute, setText } from "./dom.js";
 import { nameOf } from "./state.js";
-import { describe } from "./words.js";
+import { describe, grouped } from "./words.js";
 
 const LINE = 24; // pixels
 const PAUSE = 100; // milliseconds between two drawings of what comes by itself
@@ -133,7 +133,7 @@ export class LogPanel {
     if (total !== this.total) {
       this.total = total;
       this.spacer.style.height = `${total}px`;
-      setText(byId("log-summary"), this.state ? `the newest ${this.list.length.toLocaleString("en")}` : "");
+      setText(byId("log-summary"), this.state ? `the newest ${grouped(this.list.length)}` : "");
     }
     const top = this.atEnd ? Math.max(0, total - height) : this.root.scrollTop;
     if (this.atEnd && Math.abs(this.root.scrollTop - top) > 1) {

@@ -71,6 +71,7 @@ export class PoolPanel {
       make("div", { class: "block", role: "option", "data-block": number, tabindex: number === 0 ? 0 : -1 }),
     );
     this.known = Array.from({ length: numBlocks }, () => ({}));
+    this.counts = { free: 0, cached: 0, owned: 0, shared: 0 };
     this.focused = 0;
     this.told = null;
     this.grid.replaceChildren(...this.cells);
@@ -93,15 +94,16 @@ export class PoolPanel {
     setAttribute(cell, "data-cached", block.cached ? "" : null);
     const owners = names.map((name) => name.label).join(", ");
     setAttribute(cell, "aria-label", `Block ${number}, ${state}${owners ? ` by ${owners}` : ""}`);
+    this.counts[state] += 1;
+    if (known.state !== undefined) {
+      this.counts[known.state] -= 1;
+    }
     this.known[number] = { state, owners: block.owners, cached: block.cached, label: labelFor(names) };
     setText(cell, this.hasLabels ? this.known[number].label : "");
   }
 
   renderSummary(state) {
-    const counts = { free: 0, cached: 0, owned: 0, shared: 0 };
-    for (const known of this.known) {
-      counts[known.state] += 1;
-    }
+    const { counts } = this;
     const numUsed = counts.owned + counts.shared;
     const parts = [`${numUsed} of ${this.cells.length} blocks in use`];
     if (counts.shared) {

@@ -8,7 +8,7 @@
 import { byId, setAttribute, setText } from "./dom.js";
 import { hasEnded } from "./folds.js";
 import { Row } from "./row.js";
-import { plural } from "./words.js";
+import { grouped, plural } from "./words.js";
 
 const AT_ONCE = 3; // rows out of sight that are written in a frame
 
@@ -148,7 +148,7 @@ export class RequestsPanel {
     const numShown = state.requests.size;
     const earlier = byId("requests-earlier");
     earlier.hidden = state.numForgotten === 0;
-    setText(earlier, `${state.numForgotten.toLocaleString("en")} earlier ones have ended and are not shown.`);
+    setText(earlier, `${grouped(state.numForgotten)} earlier ones have ended and are not shown.`);
     byId("requests-empty").hidden = numShown > 0;
     const numUnfinished = numShown - state.numEnded;
     setText(

@@ -18,8 +18,15 @@ const REFUSAL_HINTS = [
   [/block|pool|memory|room/i, REFUSALS.blocks],
 ];
 
+const format = new Intl.NumberFormat("en");
+
+/** A number as people write it: 1,234. */
+export function grouped(number) {
+  return format.format(number);
+}
+
 export function plural(number, noun) {
-  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+  return `${grouped(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 export function milliseconds(seconds) {
@@ -44,9 +51,7 @@ function list(requests) {
 export function decide(step) {
   const sentences = [];
   const parts = step.scheduled;
-  sentences.push([
-    `It used ${step.numScheduled.toLocaleString("en")} of ${plural(step.budget, "token")} in its budget.`,
-  ]);
+  sentences.push([`It used ${grouped(step.numScheduled)} of ${plural(step.budget, "token")} in its budget.`]);
   for (const entry of step.preempted) {
     const why = entry.id === entry.by.id ? ["because no block was free for it"] : ["to make room for ", entry.by];
     const lost = `It released ${plural(entry.blocks, "block")}; ${plural(entry.tokens, "token")} will be computed again.`;
