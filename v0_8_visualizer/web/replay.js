@@ -31,8 +31,9 @@ export class ReplayBar {
     });
     setAttribute(this.slider, "aria-label", "Moment of the recording");
     this.slider.addEventListener("input", () => {
+      const seconds = Number(this.slider.value) / 1000; // before pausing, which writes it
       player.pause();
-      player.seek(Number(this.slider.value) / 1000);
+      player.seek(seconds);
     });
     this.speed = make("select", { id: "speed", "aria-label": "Speed" }, ...SPEEDS.map(speedOption));
     this.speed.addEventListener("change", () => player.setSpeed(Number(this.speed.value)));

@@ -94,7 +94,7 @@ export class RequestsPanel {
     }
   }
 
-  renderOne(state, id) {
+  renderOne(state, id, mayWait = true) {
     const request = state.requests.get(id);
     let row = this.rows.get(id);
     if (!request) {
@@ -107,7 +107,7 @@ export class RequestsPanel {
       this.list.append(row.element);
       this.observer.observe(row.element);
     }
-    if (row.render(request, true)) {
+    if (row.render(request, mayWait)) {
       this.waiting.delete(id);
     } else {
       this.waiting.add(id);
@@ -133,7 +133,7 @@ export class RequestsPanel {
     }
     let next = this.list.firstElementChild;
     for (const id of state.requests.keys()) {
-      this.renderOne(state, id);
+      this.renderOne(state, id, false);
       const { element } = this.rows.get(id);
       if (element === next) {
         next = next.nextElementSibling;
