@@ -3,9 +3,6 @@
 import itertools
 import json
 
-import pytest
-
-from tests.kit import browser as browsers
 from tests.kit.browser import account, grid, is_live, page_of
 from tests.kit.models import Recall, ScriptModel, Successor
 from tests.kit.server import held, wait_until
@@ -13,12 +10,6 @@ from tests.kit.server import held, wait_until
 SINCE = "v0_8"
 KEY = "sk-secret/+key"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b> 🎈  two spaces"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browsers.browser() as found:
-        yield found
 
 
 def states(page, request_id):
@@ -45,9 +36,8 @@ def test_the_page_loads_and_shows_a_request_from_its_first_state_to_its_last(ser
         held(server) as (_, submit),
     ):
         is_live(page)
-        assert "tiny" in page.inner_text("#model")
-        page.evaluate("() => fetch('../events/control', {method: 'POST', body: '{\"paused\": true}'})")
-        wait_until(lambda: server.app.state.engine.pace.paused, "it is paused")
+        page.wait_for_function("() => document.querySelector('#model').textContent.includes('tiny')")
+        server.http.post("/events/control", json={"paused": True})
         answer = submit(server.complete, prompt=[*range(40, 60)], max_tokens=4)
         page.wait_for_selector("#requests [data-request]")
         request_id = page.get_attribute("#requests [data-request]", "data-request")
