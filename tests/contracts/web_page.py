@@ -91,14 +91,19 @@ def test_the_grid_is_the_block_managers_account_after_every_step_of_a_run_with_p
 def test_a_page_that_is_opened_late_shows_the_true_state_and_one_that_lost_its_connection_finds_it_again(
     serve, chromium
 ):
-    with serve(Successor(), num_blocks=100, block_size=4) as server, held(server, 5) as (gate, submit):
+    with serve(Successor(), num_blocks=100, block_size=4) as server, held(server, 5, 8) as (gate, submit):
         answer = submit(server.complete, prompt=[*b"ABCDEFGHI"], max_tokens=30)
         gate.reached(5)
-        context_gate = gate
         with page_of(server, chromium) as page:
-            context_gate.go(5)
+            wait_until(lambda: server.app.state.engine._commands, "a snapshot is asked for")
+            gate.go(5)
             is_live(page)
-            page.wait_for_selector("#requests [data-request]")
+            gate.reached(8)
+            page.wait_for_selector('#requests [data-request][data-state="decode" i]')
+            page.wait_for_function("() => window.visualizer.state.step === 6")
+            assert "JKLMNOP" in page.inner_text("#requests [data-request]")
+            assert grid(page) == account(server.engine)
+            gate.go(8)
             answer.result()
             wait_until(lambda: not server.engine.has_unfinished_requests(), "it has ended")
             page.wait_for_function(
