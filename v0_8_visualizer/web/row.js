@@ -133,7 +133,7 @@ export class Row {
 
   renderTexts(request) {
     if (this.last.prompt !== request.prompt || this.last.isOpen !== this.isOpen) {
-      const prompt = request.prompt ?? `(${request.numPromptTokens} token ids)`;
+      const prompt = request.prompt ?? `A prompt of ${request.numPromptTokens} tokens`;
       this.prompt.textContent = this.isOpen ? prompt : excerpt(prompt.replaceAll(/\s+/g, " "), false).slice(0, 200);
     }
     const ended = hasEnded(request);
