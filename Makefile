@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint docs serve-docs notebooks bench bench-vllm recording citations clean
+.PHONY: help demo serve visualize test test-all lint docs serve-docs notebooks bench bench-vllm recording citations clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -26,9 +26,13 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@$(BIN)/python -m tools.demo
 	@echo; echo "v0.4: a server, and one answer streamed through OpenAI's client"
 	@$(BIN)/python -m tools.demo_server
+	@echo; echo "See the engine think: make visualize, then open http://127.0.0.1:8000/visualizer"
 
 serve: $(VENV)/.demo ## Serve the default model on 127.0.0.1:8000 as OpenAI's API does
-	$(BIN)/python -m v0_6_prefix_cache
+	$(BIN)/python -m v0_8_visualizer
+
+visualize: $(VENV)/.demo ## Watch the engine serve a load: http://127.0.0.1:8000/visualizer
+	$(BIN)/python -m tools.visualize
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
 	$(BIN)/python -m pytest --numprocesses 2

@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from common.cli import run
@@ -35,7 +35,9 @@ def _demo(args: argparse.Namespace) -> None:
         from openai import OpenAI
     except ImportError:
         raise ModelError("The client is not installed: run `pip install openai`.") from None
-    with _server(args.base_url, args.model) as address:
+    flags = ["--log-level", "warning", *(["--model", args.model] if args.model else [])]
+    with nullcontext(args.base_url) if args.base_url else running(SERVER, flags) as address:
+        address = address.rstrip("/")
         client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         print(f"> {args.question}", file=sys.stderr)
         stream = client.chat.completions.create(
@@ -51,16 +53,12 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _server(base_url: str | None, model: str | None) -> Iterator[str]:
-    """The address of the server that runs, or of one that is started, and ended afterwards."""
-    if base_url is not None:
-        yield base_url.rstrip("/")
-        return
-    command = [sys.executable, "-m", SERVER, "--port", "0", "--log-level", "warning"]
-    command += ["--model", model] if model else []
+def running(module: str, flags: Sequence[str]) -> Iterator[str]:
+    """The address of a server that is started on a free port, unless the flags name one, and ended afterwards."""
+    command = [sys.executable, "-m", module, "--port", "0", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
         try:
-            yield _address(server)
+            yield _address(module, server)
         finally:
             server.send_signal(signal.SIGTERM)
             try:
@@ -71,7 +69,7 @@ def _server(base_url: str | None, model: str | None) -> Iterator[str]:
     print(f"The server has ended with exit code {code}.", file=sys.stderr)
 
 
-def _address(server: "subprocess.Popen[str]") -> str:
+def _address(module: str, server: "subprocess.Popen[str]") -> str:
     """Pass on what the server prints until it says where it listens."""
     assert server.stderr is not None
     for line in server.stderr:
@@ -79,7 +77,7 @@ def _address(server: "subprocess.Popen[str]") -> str:
             print(f"Listening on {found[1]}", file=sys.stderr)
             return found[1]
         print(line, end="", file=sys.stderr)
-    raise ModelError(f"{SERVER} did not start: what it said is above.")
+    raise ModelError(f"{module} did not start: what it said is above.")
 
 
 if __name__ == "__main__":

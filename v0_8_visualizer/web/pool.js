@@ -1,0 +1,207 @@
+/**
+ * The pool as a grid of blocks: whose each is, whether several share it, whether the prefix cache can find it.
+ *
+ * Blocks are elements that stay; only those that changed are written. The arrow keys walk through them, and the block
+ * that has the focus or the pointer is told about below the grid.
+ * What this leaves out: how full a request's last block is.
+ */
+
+import { byId, make, say, setAttribute, setText } from "./dom.js";
+import { nameOf } from "./state.js";
+
+const MAX_HEIGHT = 460; // pixels, if cells of the least size allow it
+const CELL_SIZES = [36, 32, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 9, 8, 7, 6];
+const LABEL_SIZE = 16; // smaller cells have no room for a label
+
+/** What a block is: `free`, `cached` (free, but it can still be found), `owned` or `shared`. */
+export function blockState({ owners, cached }) {
+  if (owners.length === 0) {
+    return cached ? "cached" : "free";
+  }
+  return owners.length === 1 ? "owned" : "shared";
+}
+
+export class PoolPanel {
+  constructor(view) {
+    this.view = view;
+    this.grid = byId("pool");
+    this.cells = [];
+    this.known = []; // what each cell shows: {state, owners, cached}
+    this.lit = new Set(); // numbers of blocks
+    this.columns = 1;
+    this.hasLabels = true;
+    this.focused = 0;
+    this.told = null; // the number of the block that is told about
+    this.state = null;
+    this.grid.addEventListener("pointerover", (event) => this.tell(numberOf(event.target)));
+    this.grid.addEventListener("pointerleave", () => this.tell(null));
+    this.grid.addEventListener("focusin", (event) => this.tell(numberOf(event.target)));
+    this.grid.addEventListener("focusout", () => this.tell(null));
+    this.grid.addEventListener("keydown", (event) => this.walk(event));
+    this.grid.addEventListener("click", (event) => this.focus(numberOf(event.target)));
+    new ResizeObserver(() => this.arrange()).observe(this.grid);
+  }
+
+  render(state, dirty) {
+    this.state = state;
+    if (state.blocks.length !== this.cells.length) {
+      this.build(state.blocks.length);
+    }
+    if (dirty.all) {
+      state.blocks.forEach((block, number) => this.renderBlock(block, number));
+    } else {
+      dirty.blocks.forEach((number) => this.renderBlock(state.blocks[number], number));
+    }
+    if (dirty.all || dirty.blocks.size > 0) {
+      this.renderSummary(state);
+      this.renderLit();
+      if (this.told !== null && (dirty.all || dirty.blocks.has(this.told))) {
+        this.describe(this.told);
+      }
+    }
+  }
+
+  build(numBlocks) {
+    this.cells = Array.from({ length: numBlocks }, (_, number) =>
+      make("div", { class: "block", role: "option", "data-block": number, tabindex: number === 0 ? 0 : -1 }),
+    );
+    this.known = Array.from({ length: numBlocks }, () => ({}));
+    this.focused = 0;
+    this.told = null;
+    this.grid.replaceChildren(...this.cells);
+    this.arrange();
+  }
+
+  renderBlock(block, number) {
+    const known = this.known[number];
+    if (known.owners === block.owners && known.cached === block.cached && known.state !== undefined) {
+      return;
+    }
+    const cell = this.cells[number];
+    const state = blockState(block);
+    const names = block.owners.map((id) => nameOf(this.state, id));
+    setAttribute(cell, "data-state", state);
+    setAttribute(cell, "data-owners", block.owners.join(" "));
+    const last = state === "cached" ? this.state.names.get(block.last) : null; // whose it was
+    setAttribute(cell, "data-colour", (names[0] ?? last)?.colour ?? null);
+    setAttribute(cell, "data-colour2", names.length > 1 ? names[1].colour : null);
+    setAttribute(cell, "data-cached", block.cached ? "" : null);
+    const owners = names.map((name) => name.label).join(", ");
+    setAttribute(cell, "aria-label", `Block ${number}, ${state}${owners ? ` by ${owners}` : ""}`);
+    this.known[number] = { state, owners: block.owners, cached: block.cached, label: labelFor(names) };
+    setText(cell, this.hasLabels ? this.known[number].label : "");
+  }
+
+  renderSummary(state) {
+    const counts = { free: 0, cached: 0, owned: 0, shared: 0 };
+    for (const known of this.known) {
+      counts[known.state] += 1;
+    }
+    const numUsed = counts.owned + counts.shared;
+    const parts = [`${numUsed} of ${this.cells.length} blocks in use`];
+    if (counts.shared) {
+      parts.push(`${counts.shared} shared`);
+    }
+    if (counts.cached) {
+      parts.push(`${counts.cached} cached`);
+    }
+    setText(byId("pool-summary"), `${parts.join(", ")}; ${state.settings.block_size} tokens each`);
+  }
+
+  renderLit() {
+    const lit = new Set();
+    for (const id of this.view.lit) {
+      this.state?.requests.get(id)?.blockTable.forEach((block) => lit.add(block));
+    }
+    this.lit.forEach((number) => lit.has(number) || this.cells[number]?.classList.remove("lit"));
+    lit.forEach((number) => this.lit.has(number) || this.cells[number].classList.add("lit"));
+    this.lit = lit;
+    this.grid.classList.toggle("dimmed", lit.size > 0);
+  }
+
+  /** Choose the largest cells that fit. */
+  arrange() {
+    const width = this.grid.clientWidth;
+    if (width === 0 || this.cells.length === 0) {
+      return;
+    }
+    const columnsOf = (size) => Math.max(1, Math.floor((width + 1) / size));
+    const fits = (size) => Math.ceil(this.cells.length / columnsOf(size)) * size <= MAX_HEIGHT;
+    const size = CELL_SIZES.find(fits) ?? CELL_SIZES.at(-1);
+    this.columns = columnsOf(size);
+    this.grid.style.setProperty("--cell", `${size - (size > 12 ? 2 : 1)}px`);
+    this.grid.style.setProperty("--gap", `${size > 12 ? 2 : 1}px`);
+    this.grid.style.setProperty("--columns", this.columns);
+    const hasLabels = size >= LABEL_SIZE;
+    this.grid.classList.toggle("small", !hasLabels);
+    if (hasLabels !== this.hasLabels) {
+      this.hasLabels = hasLabels;
+      this.cells.forEach((cell, number) => setText(cell, hasLabels ? (this.known[number].label ?? "") : ""));
+    }
+  }
+
+  walk(event) {
+    const last = this.cells.length - 1;
+    const moves = {
+      ArrowLeft: this.focused - 1,
+      ArrowRight: this.focused + 1,
+      ArrowUp: this.focused - this.columns,
+      ArrowDown: this.focused + this.columns,
+      Home: event.ctrlKey ? 0 : this.focused - (this.focused % this.columns),
+      End: event.ctrlKey ? last : Math.min(last, this.focused - (this.focused % this.columns) + this.columns - 1),
+    };
+    const next = moves[event.key];
+    if (next !== undefined) {
+      event.preventDefault();
+      this.focus(next < 0 || next > last ? null : next);
+    }
+  }
+
+  focus(number) {
+    if (number !== null) {
+      this.cells[this.focused].tabIndex = -1;
+      this.focused = number;
+      this.cells[number].tabIndex = 0;
+      this.cells[number].focus();
+    }
+  }
+
+  /** Tell about a block, and highlight its owners. */
+  tell(number) {
+    this.told = number;
+    this.view.light(number === null ? [] : this.state.blocks[number].owners);
+    if (number === null) {
+      byId("pool-detail").replaceChildren();
+    } else {
+      this.describe(number);
+    }
+  }
+
+  describe(number) {
+    const { owners, cached } = this.state.blocks[number];
+    const parts = [`Block ${number}`];
+    owners.forEach((id, i) => {
+      const place = this.state.requests.get(id)?.blockTable.indexOf(number) ?? -1;
+      parts.push(i === 0 ? " is owned by " : ", ", { id, ...nameOf(this.state, id) }, place < 0 ? "" : ` (its no. ${place + 1})`);
+    });
+    if (owners.length === 0) {
+      const last = cached && this.state.names.get(this.state.blocks[number].last);
+      parts.push(" is free.");
+      if (cached) {
+        parts.push(...(last ? [" It holds what ", last, " has computed."] : []), " A request that begins alike can take it over.");
+      }
+    } else {
+      parts.push(cached ? ". It is full, and the prefix cache can find it." : ".");
+    }
+    say(byId("pool-detail"), parts);
+  }
+}
+
+function labelFor(names) {
+  return names.length > 1 ? `${names.length}×` : (names[0]?.label ?? "");
+}
+
+function numberOf(target) {
+  const number = target.closest("[data-block]")?.dataset.block;
+  return number === undefined ? null : Number(number);
+}
