@@ -38,10 +38,11 @@ def pack(scheduled: SchedulerOutput, device: torch.device, *, with_drafts: bool)
     lens = [num_tokens if with_drafts else num_tokens - num_drafts for num_tokens, num_drafts in both]
     # Decodes first (False sorts before True), and those of one length side by side.
     tables = scheduled.block_tables
-    order = sorted(range(len(tables)), key=lambda i: (lens[i] > 1, len(tables[i])))
+    ends = [request.num_computed_tokens + num for request, num in zip(scheduled.requests, lens, strict=True)]
+    order = sorted(range(len(tables)), key=lambda i: (lens[i] > 1, ends[i]))
     requests = [scheduled.requests[i] for i in order]
     starts = [request.num_computed_tokens for request in requests]
-    ends = [start + lens[i] for start, i in zip(starts, order, strict=True)]
+    ends = [ends[i] for i in order]
     token_ids: list[int] = []
     positions: list[int] = []
     for request, start, end in zip(requests, starts, ends, strict=True):

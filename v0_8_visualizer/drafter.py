@@ -145,7 +145,7 @@ class DraftModelDrafter:
 
     def _compute_known(self, scheduled: SchedulerOutput) -> None:
         batch = pack(scheduled, self.model.device, with_drafts=False)
-        self.kv_cache.begin_step(batch.block_tables, batch.query_lens, batch.ends)
+        _begin_pass(self.kv_cache, batch.block_tables, batch.query_lens, batch.ends)
         last_rows = torch.tensor(batch.query_lens, device=self.model.device).cumsum(0) - 1
         drafting = [i for i, num_drafts in enumerate(batch.num_draft_tokens) if num_drafts]
         hidden = self._forward(batch.token_ids, batch.positions, last_rows[drafting])
@@ -176,7 +176,7 @@ def _pass(
 ) -> None:
     """Compute one token of each of these requests, `place` behind its last known one, and append what follows."""
     tables = scheduled.block_tables
-    drafting = sorted(drafting, key=lambda i: len(tables[i]))
+    drafting = sorted(drafting, key=lambda i: scheduled.requests[i].num_tokens)
     requests = [scheduled.requests[i] for i in drafting]
     token_ids = [
         request.draft_token_ids[place - 1]
@@ -185,8 +185,14 @@ def _pass(
         for request in requests
     ]
     ends = [request.num_tokens + place for request in requests]
-    kv_cache.begin_step([tables[i] for i in drafting], [1] * len(requests), ends)
+    _begin_pass(kv_cache, [tables[i] for i in drafting], [1] * len(requests), ends)
     device = kv_cache.kv.device
     positions = torch.tensor(ends, device=device) - 1
     for request, token_id in zip(requests, next_tokens(torch.tensor(token_ids, device=device), positions), strict=True):
         request.draft_token_ids.append(token_id)
+
+
+def _begin_pass(kv_cache: KVCache, tables: list[list[int]], query_lens: list[int], ends: list[int]) -> None:
+    """Begin a pass that leaves out the blocks reserved for later drafts: what a former owner left there may be NaN."""
+    written = [table[: -(-end // kv_cache.block_size)] for table, end in zip(tables, ends, strict=True)]
+    kv_cache.begin_step(written, query_lens, ends)

@@ -118,6 +118,17 @@ def test_the_model_itself_as_draft_model_is_always_right_where_the_answer_is_gre
     assert (counts.num_steps, counts.num_drafts, counts.num_right) == (2 + 2 * num_steps, 2 * num_right, 2 * num_right)
 
 
+def test_what_a_former_owner_left_in_blocks_that_drafts_have_yet_to_fill_reaches_no_draft(milestone, tiny):
+    llm = milestone.LLM(**tiny.ready, num_blocks=200, block_size=2, **options("itself", tiny, 7))
+    for pool in (llm.engine.model_runner.kv_cache, llm.engine.model_runner.drafter.kv_cache):
+        pool.kv.fill_(torch.nan)
+    counts = Counts(llm.engine)
+    prompts = [HEAD, HEAD[:5], HEAD[:7][::-1]]
+    outputs = llm.generate(prompts, greedy(21), use_tqdm=False)
+    assert tokens_of(outputs) == [[tiny.tokens(prompt, 21)] for prompt in prompts]
+    assert counts.num_right == counts.num_drafts > 40
+
+
 def test_each_choice_has_its_own_copy_of_the_draft_models_last_block(milestone, tiny):
     """The prompt's last block is not full: two of three choices write into copies of it, in both models' pools."""
     llm = milestone.LLM(**tiny.ready, num_blocks=200, block_size=4, **options("itself", tiny, 3))

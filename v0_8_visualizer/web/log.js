@@ -33,11 +33,16 @@ export class LogPanel {
     this.lines = [];
     this.atEnd = true;
     this.state = null;
+    this.height = 0;
     this.buildTools();
     this.root.addEventListener("scroll", () => {
       this.atEnd = this.root.scrollTop + this.root.clientHeight >= this.root.scrollHeight - LINE;
       view.onChange("scroll");
     });
+    new ResizeObserver(() => {
+      this.height = this.root.clientHeight;
+      this.draw();
+    }).observe(this.root);
   }
 
   buildTools() {
@@ -106,7 +111,7 @@ export class LogPanel {
 
   /** Write the lines in sight. */
   draw() {
-    const height = this.root.clientHeight;
+    const { height } = this;
     const total = this.list.length * LINE;
     if (total !== this.total) {
       this.total = total;

@@ -66,7 +66,6 @@ function draw(now) {
   panels.requests.render(state, dirty);
   panels.pool.render(state, dirty);
   panels.timeline.render(state, dirty);
-  panels.log.render(state, dirty);
   controls?.render(state, dirty);
   if (isLitStale) {
     isLitStale = false;
@@ -78,6 +77,7 @@ function draw(now) {
     panels.charts.render(state, dirty, now),
     panels.decision.render(state, now),
   ];
+  panels.log.render(state, dirty); // the last, because it asks where it is scrolled to
   if (later.includes(true)) {
     schedule();
   }
@@ -123,12 +123,15 @@ function use(next) {
     },
     state: (other) => {
       state = other;
+      panels.timeline.choose(null);
       schedule();
     },
     status: (status) => {
       panels.header.status(status);
       byId("key-form").hidden = !status.needsKey;
-      notify(status.needsKey ? null : status.detail);
+      if (status.state !== "connecting") {
+        notify(status.detail);
+      }
     },
   });
   if (next.player) {

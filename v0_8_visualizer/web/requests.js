@@ -5,7 +5,7 @@
  * has forgotten, which are only counted; and, in a row that is not opened, all but the part of the text that fits.
  */
 
-import { byId, setText } from "./dom.js";
+import { byId, setAttribute, setText } from "./dom.js";
 import { hasEnded } from "./folds.js";
 import { Row } from "./row.js";
 import { plural } from "./words.js";
@@ -17,18 +17,21 @@ export class RequestsPanel {
     this.list = byId("requests");
     this.follows = true;
     this.current = null;
-    for (const type of ["wheel", "touchmove", "keydown"]) {
-      this.list.addEventListener(type, () => (this.follows = false), { passive: true });
+    this.followButton = byId("follow");
+    this.followButton.addEventListener("click", () => this.setFollows(!this.follows));
+    for (const type of ["wheel", "touchmove"]) {
+      this.list.addEventListener(type, () => this.setFollows(false), { passive: true });
     }
-    this.list.addEventListener("scroll", () => {
-      if (this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 4) {
-        this.follows = true; // at the end again
-      }
-    });
     this.list.addEventListener("pointerover", (event) => this.lightRowOf(event.target));
     this.list.addEventListener("pointerleave", () => view.light([]));
     this.list.addEventListener("focusin", (event) => this.lightRowOf(event.target));
     this.list.addEventListener("focusout", () => view.light([]));
+  }
+
+  setFollows(follows) {
+    this.follows = follows;
+    this.current = null;
+    setAttribute(this.followButton, "aria-pressed", follows);
   }
 
   lightRowOf(target) {
@@ -70,7 +73,7 @@ export class RequestsPanel {
   renderAll(state) {
     for (const [id, row] of this.rows) {
       const request = state.requests.get(id);
-      if (request?.label !== row.label) {
+      if (request?.label !== row.label || request.colour !== row.colour) {
         row.element.remove();
         this.rows.delete(id);
       }

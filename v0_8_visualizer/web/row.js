@@ -37,6 +37,7 @@ export function excerpt(text, atEnd) {
 export class Row {
   constructor(request, view) {
     this.label = request.label;
+    this.colour = request.colour;
     this.request = request;
     this.isOpen = false;
     const id = `row-${numRows++}`;

@@ -68,6 +68,7 @@ export function addStep(state, message) {
       tokens: part.num_tokens,
       drafts: part.num_draft_tokens,
       isDecode: part.is_decode,
+      isAgain: (state.requests.get(part.request_id)?.numPreemptions ?? 0) > 0,
       chunk: notes.chunks[part.request_id] ?? null,
       round: notes.rounds[part.request_id] ?? null,
     }),

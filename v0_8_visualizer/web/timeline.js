@@ -23,6 +23,7 @@ export class Timeline {
     this.hover = null; // what the pointer is on: {step, id}
     this.pressed = null; // where the pointer went down
     this.stale = true;
+    this.size = [0, 0]; // of the drawing, in pixels
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.root = byId("timeline");
     this.root.append(this.canvas);
@@ -31,7 +32,10 @@ export class Timeline {
     }
     this.buildTools();
     this.listen();
-    new ResizeObserver(() => this.touch()).observe(this.root);
+    new ResizeObserver(() => {
+      this.size = [this.root.clientWidth, this.root.clientHeight];
+      this.touch();
+    }).observe(this.root);
   }
 
   buildTools() {
@@ -86,8 +90,7 @@ export class Timeline {
   }
 
   layout() {
-    const { clientWidth, clientHeight } = this.root;
-    return layoutOf(this.steps, this.rightEdge(), WIDTHS[this.zoom], clientWidth, clientHeight, this.isLinear);
+    return layoutOf(this.steps, this.rightEdge(), WIDTHS[this.zoom], ...this.size, this.isLinear);
   }
 
   /** Choose the step of a number, and bring it into sight; null follows the newest. */

@@ -56,7 +56,8 @@ export function decide(step) {
   }
   for (const part of parts.filter((other) => !other.isDecode)) {
     const done = part.chunk ? `: ${part.chunk.done} of ${part.chunk.total} are done` : "";
-    sentences.push([part, ` computed ${plural(part.tokens, "token")} of its prompt${done}.`]);
+    const what = part.isAgain ? "again, which it had lost" : "of its prompt";
+    sentences.push([part, ` computed ${plural(part.tokens, "token")} ${what}${done}.`]);
   }
   const plain = parts.filter((part) => part.isDecode && !part.drafts);
   if (plain.length > 0) {
