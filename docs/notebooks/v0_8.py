@@ -2,8 +2,8 @@
 # # v0.8: poke at events
 #
 # The engine says what it does, event by event ([v0.8](../milestones/v0_8.md)). Here four prompts run in a pool that is
-# too small for them, a listener of a dozen lines keeps what it is told, and everything else is made from that: a table
-# of steps, what each block was used for, and which request waited when.
+# too small for them, and a listener of a dozen lines keeps what it is told. Everything else is made from that: a table
+# of steps, what the blocks were used for, and which request waited when.
 #
 # On your machine: `python docs/notebooks/v0_8.py`, or `make notebooks` and then Jupyter.
 
@@ -38,7 +38,7 @@ class Notes:
         raise AssertionError("no step fails here")
 
 
-llm = LLM(num_blocks=12)
+llm = LLM(num_blocks=12, max_num_batched_tokens=32)
 notes = Notes()
 before = take_snapshot(llm.engine)
 unsubscribe = llm.engine.events.subscribe(notes)
@@ -77,9 +77,10 @@ for output, question in zip(outputs, QUESTIONS, strict=True):
 # %% [markdown]
 # ## Step by step
 #
-# The event `step` sums a step up. Here are those in which something else happened than one decode each.
+# The event `step` sums a step up. Here are those in which more happened than one decode each, and the last. A step
+# computes at most 32 tokens here, and the prompts have some 35 each.
 #
-# *Predict: four prompts, 12 blocks of 16 tokens. In which order do the requests end?*
+# *Predict: four prompts, 12 blocks of 16 tokens, at most 40 new tokens. Who is preempted, and who ends last?*
 
 # %%
 steps = [row for row in notes.rows if row["type"] == "step"]
@@ -96,6 +97,9 @@ assert any(row["preempted"] for row in steps), "the pool is too small for all fo
 assert steps[-1]["num_free_blocks"] == 12
 
 # %% [markdown]
+# The newest goes first, and comes back last. When both have lost their blocks, nobody is admitted for a while: known
+# tokens have to fit as a whole.
+#
 # ## Where a step's time goes
 #
 # `step` also has four durations: deciding, computing, taking in the tokens, making text of them.
@@ -187,13 +191,13 @@ figure.legend(loc="outside upper center", ncols=4)
 plt.show()
 
 # %% [markdown]
-# All four prompts were computed in one step, so none of them could find another's blocks. Sharing begins when a request
-# that was preempted comes back and finds the beginning that they have in common. "Free, findable" is what the prefix
-# cache remembers of requests that own nothing any more.
+# From step 1 on: the first prompt's first block is computed by then, and the others begin with the same tokens. One
+# block is all they have in common. When two requests come back after the others have ended, they share it again. "Free,
+# findable" is what the prefix cache remembers of requests that own nothing any more.
 #
 # ## Who waited when
 #
-# One line for each request. This is what the timeline of a live view is made of.
+# One line for each request, with its state at the end of each step.
 
 # %%
 COLOURS = {"waiting": "lightgrey", "prefill": "tab:orange", "decode": "tab:blue", "preempted": "tab:red"}
