@@ -27,14 +27,14 @@ export class Decision {
   }
 
   /** Returns whether it has something newer to show later. */
-  render(state, now) {
+  render(state, dirty, now) {
     const { steps } = state;
     const index = this.view.step === null ? steps.length - 1 : findStep(steps, this.view.step);
     const step = steps[index] ?? null;
     if (step === this.shown && this.root.firstChild) {
       return false;
     }
-    if (this.view.step === null && now - this.time < PAUSE) {
+    if (this.view.step === null && !dirty.all && this.shown !== null && now - this.time < PAUSE) {
       return true;
     }
     this.time = now;
