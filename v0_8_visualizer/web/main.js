@@ -65,7 +65,7 @@ function draw(now) {
   const dirty = takeDirty(state);
   panels.timeline.render(state, dirty); // the first: a canvas asks for the page's style
   const isMoving = panels.requests.render(state, dirty);
-  panels.pool.render(state, dirty);
+  const isPoolLate = panels.pool.render(state, dirty, now);
   controls?.render(state, dirty);
   if (isLitStale) {
     isLitStale = false;
@@ -74,6 +74,7 @@ function draw(now) {
   }
   const later = [
     isMoving,
+    isPoolLate,
     panels.header.render(state, dirty, now),
     panels.charts.render(state, dirty, now),
     panels.decision.render(state, dirty, now),
