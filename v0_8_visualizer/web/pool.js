@@ -10,8 +10,8 @@ import { byId, make, say, setAttribute, setText } from "./dom.js";
 import { nameOf } from "./state.js";
 
 const MAX_HEIGHT = 470; // pixels, if cells of the least size allow it
-const [MIN_CELL, MAX_CELL] = [6, 46]; // pixels, with the gap
-const COLUMNS_STEP = 4; // rows of a round number are easier to count
+const [MIN_CELL, MAX_CELL] = [6, 54]; // pixels, with the gap
+const [MIN_COLUMNS, COLUMNS_STEP] = [8, 4]; // rows of a round number are easier to count
 const LABEL_SIZE = 16; // smaller cells have no room for a label
 
 /** What a block is: `free`, `cached` (free, but it can still be found), `owned` or `shared`. */
@@ -135,7 +135,7 @@ export class PoolPanel {
     const sizeOf = (columns) => Math.min(MAX_CELL, Math.floor((width + 1) / columns));
     const fits = (columns) => Math.ceil(this.cells.length / columns) * sizeOf(columns) <= MAX_HEIGHT;
     const most = Math.floor((width + 1) / MIN_CELL);
-    this.columns = COLUMNS_STEP;
+    this.columns = MIN_COLUMNS;
     while (!fits(this.columns) && this.columns + COLUMNS_STEP <= most) {
       this.columns += COLUMNS_STEP;
     }

@@ -133,8 +133,8 @@ export class Row {
 
   renderTexts(request) {
     if (this.last.prompt !== request.prompt || this.last.isOpen !== this.isOpen) {
-      const prompt = request.prompt ?? `(${request.numPromptTokens} token ids)`;
-      this.prompt.textContent = this.isOpen ? prompt : excerpt(prompt.replaceAll(/\s+/g, " "), false).slice(0, 200);
+      const prompt = request.prompt ?? `A prompt of ${request.numPromptTokens} tokens`;
+      this.prompt.textContent = this.isOpen ? prompt : excerpt(prompt.replaceAll(/[\r\n]+/g, " ↵ "), false);
     }
     const ended = hasEnded(request);
     if (this.last.text !== request.text || this.last.ended !== ended) {

@@ -6,17 +6,11 @@
  */
 
 const REFUSALS = {
-  budget: "the budget of this step was used up",
-  seats: "as many requests run as may run at once",
-  blocks: "its prompt would need more blocks than are free",
-  preemption: "a request has just been preempted, so the pool is too full",
+  max_num_seqs: "as many requests run as may run at once",
+  blocks: "its tokens need more blocks than are free",
+  token_budget: "the running requests use the whole budget",
+  preemption: "a request has just lost its blocks, so there are none for others",
 };
-const REFUSAL_HINTS = [
-  [/preempt/i, REFUSALS.preemption],
-  [/budget|token/i, REFUSALS.budget],
-  [/seat|seq|running|request/i, REFUSALS.seats],
-  [/block|pool|memory|room/i, REFUSALS.blocks],
-];
 
 const format = new Intl.NumberFormat("en");
 
@@ -36,8 +30,7 @@ export function milliseconds(seconds) {
 
 /** Why the request at the head of the queue was not admitted. */
 export function refusal(reason) {
-  const known = REFUSALS[reason] ?? REFUSAL_HINTS.find(([pattern]) => pattern.test(reason ?? ""))?.[1];
-  return known ?? (reason ? String(reason).replaceAll("_", " ") : "no reason was given");
+  return REFUSALS[reason] ?? String(reason).replaceAll("_", " ");
 }
 
 function list(requests) {
