@@ -185,7 +185,8 @@ import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots()
 shades = ["tab:blue", "tab:purple", "tab:cyan", "lightgrey"]
-axes.stackplot(range(len(usage)), *([entry[name] for entry in usage] for name in usage[0]), labels=usage[0], colors=shades)
+heights = [[entry[name] for entry in usage] for name in usage[0]]
+axes.stackplot(range(len(usage)), *heights, labels=usage[0], colors=shades)
 axes.set(xlabel="step", ylabel="blocks", xlim=(0, len(usage) - 1), ylim=(0, 12))
 figure.legend(loc="outside upper center", ncols=4)
 plt.show()
