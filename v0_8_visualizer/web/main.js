@@ -1,8 +1,8 @@
 /**
  * Puts the page together: a source's messages are folded into the state, and once a frame what has changed is drawn.
  *
- * The address may say: `?recording=` (a file of this site, played instead of a live engine), `&step=` (be there, and wait),
- * `&speed=`, `?embed` (inside of another page: only what is needed there), `?theme=dark` or `light`.
+ * The address may say: `?recording=` (a file of this site, played instead of a live engine), `&step=` (be there, and
+ * wait), `&speed=`, `?embed` (inside of another page: only what is needed there), `?theme=dark` or `light`.
  * What this leaves out: everything else. See `sources.js` for where messages come from, `state.js` for what they mean.
  */
 
