@@ -1,7 +1,7 @@
 /**
  * The list of requests, in order of arrival: one row each, which writes only what has changed.
  *
- * The list follows the oldest unfinished request until the reader scrolls. Rows out of sight are written a little later.
+ * The list follows the oldest unfinished request until the reader scrolls. Rows out of sight are written later.
  * What this leaves out: requests that the state has forgotten, which are only counted.
  */
 
