@@ -13,6 +13,7 @@ Without the fetched assets the site builds as well; the page then says what is m
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "playground"))
 
 from simulator.entry import run_policy, use_folder
 from simulator.policy import ORDER, functions, replaced
-from simulator.scenario import Settings
+from simulator.scenario import ARRIVALS, RANGES, Settings
 
 from tools.playground_assets import FILES, VERSIONS, folder_of
 
@@ -96,14 +97,27 @@ def manifest(root: Path) -> dict[str, Any]:
             if address.startswith(f"vendor/{package}/")
         }
         packages[package] = {"version": version, "files": sizes} if sizes else None
-    return {"milestones": MILESTONES, "python": python_files(root), "packages": packages}
+    defaults = asdict(Settings())
+    del defaults["milestone"]
+    return {
+        "milestones": MILESTONES,
+        "python": python_files(root),
+        "packages": packages,
+        "defaults": defaults,
+        "ranges": RANGES,
+        "arrivals": ARRIVALS,
+        "presets": presets(root),
+    }
 
 
 def presets(root: Path) -> list[dict[str, Any]]:
     """Those of the page, with each edit as the whole text of the function."""
     folder = root / "docs" / FOLDER
+    if not (folder / "presets.json").is_file():
+        return []
     return [
-        preset | {"edits": dict(edited(root, preset["milestone"], preset.get("edit", {})))}
+        {name: value for name, value in preset.items() if name != "edit"}
+        | {"edits": dict(edited(root, preset["milestone"], preset.get("edit", {})))}
         for preset in json.loads((folder / "presets.json").read_text(encoding="utf-8"))
     ]
 

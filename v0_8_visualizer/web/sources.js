@@ -10,7 +10,7 @@
  *   engine          what can be asked of the engine: {submit, control, download}, or null where there is none (`api.js`)
  *   player          what can be asked of a recording: {play, pause, seek, ...}, or null where time is real (`recording.js`)
  *
- * An engine that is simulated in the browser would be a third source: with an `engine` of its own, and no `player`.
+ * A simulated run is a recording that was made a moment ago. The page around this one hands it over: the site's playground.
  * What this leaves out: the state. Whoever starts a source folds what it tells.
  */
 

@@ -1,0 +1,81 @@
+/**
+ * A simulated run as a source of the visualizer's page, which stands in a frame: the third one beside live and recording.
+ *
+ * To play it is what a recording does. What differs: it begins at a step if one is asked for, and the frame grows with its
+ * content and has the theme of the page around it.
+ */
+
+import { RecordingSource } from "../visualizer/recording.js";
+
+const LONGEST = 12; // seconds of playing, at most, unless the reader wants it slower
+const SPEEDS = [1, 2, 4, 8];
+
+class SimulatedSource extends RecordingSource {
+  constructor(messages, step) {
+    super(messages, "simulated");
+    this.kind = "simulated";
+    this.firstStep = step;
+    this.isHeld = step !== null && !window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+  }
+
+  start(to) {
+    super.start(to);
+    to.status({ state: "replay", text: "Simulated", detail: null, needsKey: false });
+  }
+
+  /** The page plays whatever comes into sight; a run that was asked to stand at a step stays there the first time. */
+  play() {
+    if (this.isHeld) {
+      this.isHeld = false;
+    } else {
+      super.play();
+    }
+  }
+}
+
+export class Drawing {
+  constructor(frame, onColours) {
+    this.frame = frame;
+    this.onColours = onColours;
+    this.ready = new Promise((resolve) => {
+      frame.addEventListener("load", () => {
+        this.grow();
+        this.follow();
+        resolve();
+      });
+    });
+    new MutationObserver(() => this.follow()).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+  }
+
+  get visualizer() {
+    return this.frame.contentWindow.visualizer;
+  }
+
+  /** Draw a run; at this step if one is given, and played from its beginning otherwise. */
+  async show(messages, step = null) {
+    await this.ready;
+    const source = new SimulatedSource(messages, step);
+    this.visualizer.use(source);
+    if (step !== null) {
+      source.goToStep(step);
+    } else {
+      source.setSpeed(SPEEDS.find((speed) => source.track.duration / speed <= LONGEST) ?? SPEEDS.at(-1));
+    }
+  }
+
+  /** Be as high as what is in it. */
+  grow() {
+    const { body } = this.frame.contentDocument;
+    new ResizeObserver(() => (this.frame.style.height = `${Math.ceil(body.getBoundingClientRect().height) + 2}px`)).observe(body);
+  }
+
+  /** Have the theme of the page around, and lend it the colours of the requests. */
+  follow() {
+    const root = this.frame.contentDocument?.documentElement;
+    if (root) {
+      root.dataset.theme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
+      const style = this.frame.contentWindow.getComputedStyle(root);
+      this.onColours(Array.from({ length: 12 }, (_, i) => style.getPropertyValue(`--colour-${i}`).trim()));
+    }
+  }
+}
