@@ -223,7 +223,7 @@ def watch(milestone: ModuleType, caplog: pytest.LogCaptureFixture) -> Iterator[C
     from tests.kit.watching import Watcher
 
     yield functools.partial(Watcher, milestone)
-    failed = [record for record in caplog.records if "listener failed" in record.getMessage()]
+    failed = [record for record in caplog.get_records("call") if "listener failed" in record.getMessage()]
     assert not failed, failed[0].exc_text
 
 

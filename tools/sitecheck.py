@@ -23,6 +23,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 # Addresses in string literals of the theme's script which no page of ours makes it use: mermaid, GitHub and GitLab need
 # elements that LAZY_LOADERS refuses, the polyfill a browser from before 2020.
 ALLOWED_IN_SCRIPTS = (
+    "http://www.w3.org/",  # names of namespaces, which nobody loads
     "https://unpkg.com/mermaid@",
     "https://unpkg.com/resize-observer-polyfill",
     "https://api.github.com/",

@@ -136,7 +136,7 @@ def test_a_preemption_says_for_whom_and_the_queue_waits_for_blocks(milestone, wa
 def test_a_step_that_fails_has_told_nothing_and_whoever_watches_begins_again(milestone, watch):
     engine = recall_engine(milestone, num_blocks=20)
     watcher = watch(engine)
-    engine.add_request("A", tokens(9), greedy(6))
+    engine.add_request("A", tokens(8), greedy(6))  # the next step takes a block
     engine.step()
     told = len(watcher.follower.messages)
     engine.model.fails_in = 1
@@ -144,7 +144,7 @@ def test_a_step_that_fails_has_told_nothing_and_whoever_watches_begins_again(mil
         engine.step()
     assert (len(watcher.follower.messages), watcher.num_resets) == (told, 1)
     assert watcher.follower.requests["A/0"]["state"] == "preempted"
-    assert drain(engine)["A"] == [answers(engine, tokens(9), greedy(6))[0][1:]]
+    assert drain(engine)["A"] == [answers(engine, tokens(8), greedy(6))[0][1:]]
 
 
 def test_a_request_that_fails_alone_is_aborted_and_the_state_stays_true(milestone, watch):

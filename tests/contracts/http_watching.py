@@ -419,3 +419,18 @@ def test_the_page_and_its_files_come_from_here_and_may_load_nothing_from_elsewhe
             assert "https://" not in file.text
         for path in ("../server/app.py", "..%2fserver%2fapp.py", "%2e%2e/engine.py", "nothing.js", "/etc/passwd"):
             assert server.http.get(f"/visualizer/{path}").status_code == 404
+
+
+def test_of_a_chat_its_last_message_is_shown_and_of_token_ids_nothing(serve):
+    with serve(Successor()) as server, viewer(server) as connection:
+        connection.receive()
+        parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+        messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": parts}]
+        server.chat(messages=messages, max_tokens=1)
+        server.complete(prompt=[65, 66], max_tokens=1)
+        prompts = []
+        while len(prompts) < 2:
+            message = connection.receive()
+            if message["type"] == "request_queued":
+                prompts.append(message["prompt"])
+        assert prompts == ["Hi\nthere", None]

@@ -51,7 +51,8 @@ PAGES = [
 ]
 OPENING = re.compile(r"(?P<indent> *)`{3,} *(?P<language>\w*)(?:.*title=\"(?P<title>[^\"]+)\")?")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*\Z")
-SERVER = "v0_4_http"  # its module runs until a signal comes
+SERVER = "v0_4_http"  # its module runs until a signal comes, like those of
+SERVERS = (SERVER, "v0_6_prefix_cache", "v0_7_speculative", "v0_8_visualizer", "websockets")
 HARMLESS = ("echo", "source")  # which change nothing that anybody would look at
 COPIED = ("common", "tests", "tools", "v0_*", "pyproject.toml")  # what an exercise needs
 
@@ -130,7 +131,7 @@ def words(command: str) -> list[list[str]]:
 def is_run(command: str) -> bool:
     """Whether a command is run here: tests run themselves, the server has a test below, make's targets are CI's."""
     modules = [arguments[1] for program, *arguments in words(command) if program == "python"]
-    return bool(modules) and not {"pytest", SERVER} & set(modules)
+    return bool(modules) and not {"pytest", *SERVERS} & set(modules)
 
 
 def needs_model(block: Block) -> bool:

@@ -103,7 +103,8 @@ export class LiveSource {
       window.clearTimeout(this.timer); // without another key the next try would fail as well
       this.status("failed", "Key needed", null, true);
     } else if (status !== null && this.socket === null) {
-      const text = "The server answers, but refuses to show its events. Open the page under the address the server prints.";
+      const text =
+        "The server answers, but refuses to show its events. Open the page under the address the server prints.";
       this.status("closed", "Refused", text);
     }
   }

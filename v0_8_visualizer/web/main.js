@@ -9,7 +9,7 @@
 import { Charts } from "./charts.js";
 import { Controls, explain } from "./controls.js";
 import { Decision } from "./decision.js";
-import { byId, notify } from "./dom.js";
+import { byId, notify, setText } from "./dom.js";
 import { Header } from "./header.js";
 import { LogPanel } from "./log.js";
 import { PoolPanel } from "./pool.js";
@@ -64,9 +64,9 @@ function draw(now) {
   isScheduled = false;
   const begin = performance.now();
   const dirty = takeDirty(state);
-  panels.requests.render(state, dirty);
+  panels.timeline.render(state, dirty); // the first: a canvas asks for the page's style
+  const isMoving = panels.requests.render(state, dirty);
   panels.pool.render(state, dirty);
-  panels.timeline.render(state, dirty);
   controls?.render(state, dirty);
   if (isLitStale) {
     isLitStale = false;
@@ -74,11 +74,13 @@ function draw(now) {
     panels.pool.renderLit();
   }
   const later = [
-    panels.header.render(state, now),
+    isMoving,
+    panels.header.render(state, dirty, now),
     panels.charts.render(state, dirty, now),
-    panels.decision.render(state, now),
+    panels.decision.render(state, dirty, now),
   ];
-  panels.log.render(state, dirty); // the last, because it asks where it is scrolled to
+  panels.requests.follow(); // the last ones, because they ask where things are
+  later.push(panels.log.render(state, dirty, now));
   if (later.includes(true)) {
     schedule();
   }
@@ -114,6 +116,10 @@ function use(next) {
   byId("download").hidden = next.engine === null;
   panels.decision.onGo = next.player ? (number) => next.player.goToStep(number) : null;
   document.documentElement.dataset.source = next.kind;
+  setText(
+    byId("requests-empty"),
+    next.engine ? "No requests yet. Choose a preset above, or send the server prompts." : "No requests yet.",
+  );
   if (next.engine) {
     controls = new Controls(next.engine);
   }

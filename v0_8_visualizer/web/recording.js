@@ -13,6 +13,7 @@ import { copy, createState, fold } from "./state.js";
 const KEYFRAME_EVERY = 500; // messages
 const MAX_KEYFRAMES = 200;
 const LONGEST_SILENCE = 1; // seconds
+const LONGEST_FRAME = 0.25; // seconds: a tab that was hidden doesn't jump
 export const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
 
 /** The messages of a JSONL file. */
@@ -94,6 +95,7 @@ export class RecordingSource {
     this.now = 0; // the player's clock, in seconds
     this.speed = 1;
     this.playing = false;
+    this.frame = 0;
     this.onChange = () => {};
     this.to = null;
   }
@@ -118,15 +120,16 @@ export class RecordingSource {
       this.goTo(1);
     }
     this.playing = true;
+    window.cancelAnimationFrame(this.frame); // of a run that was paused in this very frame
     let before = null;
     const tick = (moment) => {
       if (this.playing) {
-        this.advance(before === null ? 0 : Math.min((moment - before) / 1000, 0.25));
+        this.advance(before === null ? 0 : Math.min((moment - before) / 1000, LONGEST_FRAME));
         before = moment;
-        window.requestAnimationFrame(tick);
+        this.frame = window.requestAnimationFrame(tick);
       }
     };
-    window.requestAnimationFrame(tick);
+    this.frame = window.requestAnimationFrame(tick);
     this.onChange();
   }
 

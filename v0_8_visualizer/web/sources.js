@@ -43,7 +43,9 @@ async function recordingAt(name, location) {
   }
   const response = await fetch(url);
   if (!response.ok) {
-    throw new Error(`There is no recording at ${url.pathname} (HTTP ${response.status}). Check ?recording= in the address.`);
+    throw new Error(
+      `There is no recording at ${url.pathname} (HTTP ${response.status}). Check ?recording= in the address.`,
+    );
   }
   return new RecordingSource(parseRecording(await response.text()), url.pathname.split("/").pop());
 }

@@ -101,7 +101,9 @@ function foldSnapshot(state, message) {
   }
   const { milestone, model, settings, pace, step } = message;
   Object.assign(state, { ready: true, milestone, model, settings, pace: { ...pace }, step });
-  state.blocks = Array.from({ length: settings.num_blocks }, () => ({ owners: [], cached: false, last: null }));
+  const before = state.blocks;
+  const emptyBlock = (_, number) => ({ owners: [], cached: false, last: before[number]?.last ?? null });
+  state.blocks = Array.from({ length: settings.num_blocks }, emptyBlock);
   state.notes = emptyNotes();
   const here = new Set(message.requests.map((request) => request.request_id));
   for (const request of [...state.requests.values()]) {

@@ -25,7 +25,8 @@ export function emptyNotes() {
 }
 
 const NOTES = {
-  request_admitted: (notes, message) => notes.admitted.push({ id: message.request_id, cached: message.num_cached_tokens }),
+  request_admitted: (notes, message) =>
+    notes.admitted.push({ id: message.request_id, cached: message.num_cached_tokens }),
   request_forked: (notes, message) => notes.forked.push({ id: message.request_id, from: message.from_request_id }),
   prefill_chunk: (notes, message) => {
     notes.chunks[message.request_id] = {

@@ -27,7 +27,12 @@ export class Timeline {
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.root = byId("timeline");
     this.root.append(this.canvas);
-    for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-label": "Step", "aria-valuemin": 0 })) {
+    for (const [name, value] of Object.entries({
+      role: "slider",
+      tabindex: 0,
+      "aria-label": "Step",
+      "aria-valuemin": 0,
+    })) {
       setAttribute(this.root, name, value);
     }
     this.buildTools();
@@ -39,7 +44,8 @@ export class Timeline {
   }
 
   buildTools() {
-    const button = (text, label, onclick) => make("button", { type: "button", class: "quiet", "aria-label": label, onclick }, text);
+    const button = (text, label, onclick) =>
+      make("button", { type: "button", class: "quiet", "aria-label": label, onclick }, text);
     this.followButton = button("Newest", "Follow the newest step", () => this.choose(null));
     this.scaleButton = make("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Linear scale");
     this.scaleButton.addEventListener("click", () => {
@@ -110,7 +116,10 @@ export class Timeline {
 
   /** Look `change` steps further to the right. */
   scroll(change, from = this.rightEdge()) {
-    const right = Math.min(Math.max(from + change, Math.min(this.layout().capacity, this.steps.length) - 1), this.steps.length - 1);
+    const right = Math.min(
+      Math.max(from + change, Math.min(this.layout().capacity, this.steps.length) - 1),
+      this.steps.length - 1,
+    );
     this.last = right >= this.steps.length - 1 && this.view.step === null ? null : (this.steps[right]?.number ?? null);
     this.touch();
   }
@@ -171,7 +180,12 @@ export class Timeline {
     }
     const layout = this.layout();
     const chosen = this.view.step ?? this.steps.at(-1)?.number ?? null;
-    drawBars(this.canvas, layout, palette(), { chosen, isFixed: this.view.step !== null, hover: this.hover, lit: this.view.lit });
+    drawBars(this.canvas, layout, palette(), {
+      chosen,
+      isFixed: this.view.step !== null,
+      hover: this.hover,
+      lit: this.view.lit,
+    });
     setAttribute(this.followButton, "aria-pressed", this.view.step === null && this.last === null);
     const newest = this.steps.at(-1);
     setAttribute(this.root, "aria-valuemax", newest?.number ?? 0);
