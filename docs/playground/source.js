@@ -10,12 +10,15 @@ import { RecordingSource } from "../visualizer/recording.js";
 const LONGEST = 12; // seconds of playing, at most, unless the reader wants it slower
 const SPEEDS = [1, 2, 4, 8];
 
+/** Whether the reader wants no motion: then nothing plays by itself. */
+const isStill = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+
 class SimulatedSource extends RecordingSource {
   constructor(messages, step) {
     super(messages, "simulated");
     this.kind = "simulated";
     this.firstStep = step;
-    this.isHeld = step !== null && !window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.isHeld = step !== null && !isStill();
   }
 
   start(to) {
@@ -58,6 +61,8 @@ export class Drawing {
     this.visualizer.use(source);
     if (step !== null) {
       source.goToStep(step);
+    } else if (isStill()) {
+      source.goTo(source.track.stepEnds[Math.floor(source.track.stepEnds.length / 2)] ?? 1); // something to look at
     } else {
       source.setSpeed(SPEEDS.find((speed) => source.track.duration / speed <= LONGEST) ?? SPEEDS.at(-1));
     }

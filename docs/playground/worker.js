@@ -50,9 +50,6 @@ async function start(manifest) {
   }
   pyodide.runPython("import sys; sys.path.insert(0, '/playground')");
   const module = pyodide.pyimport("simulator.entry");
-  for (const milestone of Object.keys(manifest.milestones)) {
-    module.handle(JSON.stringify({ do: "functions", milestone })); // warm
-  }
   pyodide.runPython(`for name in ${JSON.stringify(HIDDEN_MODULES)}: sys.modules[name] = None`);
   CLOSED.forEach((name) => Object.defineProperty(self, name, { value: undefined }));
   return module;

@@ -49,9 +49,9 @@ def _compare(
     old, new = value(before, name), value(after, name)
     what, unit = NAMES[name]
     ratio = new / old if old else 1.0
-    shown = [f"{number:.3g}" if unit == "s" else f"{number:,.0f}" for number in (new, old)]
-    goal = f"the goal is {word} {share:.0%}"
-    return holds(ratio), f"{what}: {shown[0]} {unit} instead of {shown[1]} ({ratio:.0%}; {goal})."
+    shown = [f"{number:.3g} s" if unit == "s" else f"{number:,.0f} {unit}" for number in (new, old)]
+    text = f"{what}: {shown[0]} instead of {shown[1]}, or {100 * ratio:.0f} %. The goal is {word} {100 * share:.0f} %."
+    return holds(ratio), text
 
 
 @dataclass(frozen=True, slots=True)
