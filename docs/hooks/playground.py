@@ -50,11 +50,8 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     copied = copied_files(root) | vendored_files(root)
     for address, path in copied.items():
         files.append(File.generated(config, f"{FOLDER}/{address}", abs_src_path=str(path)))
-    for preset in presets(root):
-        content = json.dumps(recorded(root, preset), separators=(",", ":"))
-        files.append(File.generated(config, f"{FOLDER}/runs/{preset['id']}.json", content=content))
-    content = json.dumps(manifest(root), indent=1)
-    files.append(File.generated(config, f"{FOLDER}/manifest.json", content=content))
+    for address, content in generated_files(root).items():
+        files.append(File.generated(config, f"{FOLDER}/{address}", content=content))
     return files
 
 
@@ -77,6 +74,12 @@ def vendored_files(root: Path) -> dict[str, Path]:
         if all(path.is_file() for path in paths.values()):
             found |= paths
     return found
+
+
+def generated_files(root: Path) -> dict[str, str]:
+    """What is made here: addresses below `playground/`, and the texts."""
+    runs = {f"runs/{preset['id']}.json": json.dumps(recorded(root, preset)) for preset in presets(root)}
+    return runs | {"manifest.json": json.dumps(manifest(root), indent=1)}
 
 
 def python_files(root: Path) -> list[str]:

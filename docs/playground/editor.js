@@ -30,8 +30,9 @@ async function loadCodeMirror() {
 }
 
 export class Editor {
-  constructor({ onRun, onChange, onReset }) {
+  constructor({ onRun, onChange, onReset, onDiff }) {
     this.onChange = onChange;
+    this.onDiff = onDiff;
     this.functions = [];
     this.edits = {};
     this.current = null;
@@ -101,7 +102,7 @@ export class Editor {
         return make("optgroup", { label: file }, ...others.map(option));
       }),
     );
-    const edited = Object.keys(edits)[0];
+    const edited = Object.keys(edits).find((edit) => functions.some((each) => each.edit === edit));
     this.open(edited ?? first[0]?.edit ?? functions[0].edit);
   }
 
@@ -165,6 +166,9 @@ export class Editor {
   toggleDiff() {
     this.diff.hidden = !this.diff.hidden;
     this.diffButton.setAttribute("aria-pressed", String(!this.diff.hidden));
+    if (!this.diff.hidden) {
+      this.onDiff();
+    }
   }
 
   /** Show how the edits differ: lines of `diff -u`, by edit. */

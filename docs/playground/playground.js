@@ -30,6 +30,7 @@ class Playground {
     this.before = null; // {metrics, milestone}: of the run before this one
     this.shown = null; // the answer that is shown
     this.isStarted = false;
+    this.isTrusted = true; // false for code that came with the address, until the reader runs it
     this.isRunning = false;
     this.isStale = false; // something has changed since the run that is going on began
     this.timer = 0;
@@ -73,9 +74,13 @@ class Playground {
     this.lives = make("div", { class: "lives-host" });
     this.output = make("pre", { class: "printed", hidden: true, tabindex: 0, "aria-label": "What the edited code has printed" });
     this.editor = new Editor({
-      onRun: () => this.run(),
+      onRun: () => {
+        this.isTrusted = true;
+        return this.run();
+      },
       onChange: (edits) => this.edited(edits),
       onReset: () => this.resetAll(),
+      onDiff: () => this.showDiffs(),
     });
     this.challengePanel = make("section", { class: "challenges", "aria-label": "Challenges" });
     this.lab = make("div", { class: "lab", hidden: true }, this.editor.element, this.challengePanel);
@@ -167,7 +172,8 @@ class Playground {
   }
 
   /** Have another state, and show its run. */
-  async use(state) {
+  async use(state, isTrusted = true) {
+    this.isTrusted = isTrusted;
     const isOther = state.milestone !== this.state.milestone;
     Object.assign(this.state, state);
     if (isOther) {
@@ -214,7 +220,13 @@ class Playground {
     void this.writeAddress();
   }
 
+  async showDiffs() {
+    const { milestone, edits } = this.state;
+    this.editor.showDiffs((await this.python.ask({ do: "diffs", milestone, edits })).diffs);
+  }
+
   resetAll() {
+    this.isTrusted = true;
     this.state.edits = {};
     this.editor.use(this.state.milestone, this.functions.get(this.state.milestone), {});
     this.edited({});
@@ -267,8 +279,7 @@ class Playground {
     this.say(null);
     await this.openEditor();
     this.showChallenges();
-    const hasForeignCode = Object.keys(this.state.edits).length > 0 && !this.presetOf();
-    if (hasForeignCode) {
+    if (!this.isTrusted) {
       this.editor.toggleDiff();
       this.say("This link has edited code. Look at it in the editor below, then press Run.", "info");
     } else {
@@ -292,7 +303,7 @@ class Playground {
 
   /** Run the state; once more if it changes meanwhile. */
   async run() {
-    if (!this.isStarted) {
+    if (!this.isStarted || !this.isTrusted) {
       return;
     }
     if (this.isRunning) {
@@ -424,8 +435,14 @@ async function begin() {
   } catch {
     playground.say("The edited code in this link can't be read. The link was cut off, perhaps.", "alarm");
   }
-  const [preset] = manifest.presets;
-  await playground.use(state ?? { milestone: preset.milestone, settings: { ...manifest.defaults, ...preset.settings }, edits: {}, challenge: null });
+  if (state === null) {
+    await playground.choosePreset(manifest.presets[0]);
+  } else if (Object.keys(state).length === 1) {
+    await playground.chooseMilestone(state.milestone); // a link from a lesson
+  } else {
+    const isKnown = manifest.presets.some(({ edits }) => JSON.stringify(edits) === JSON.stringify(state.edits));
+    await playground.use(state, isKnown);
+  }
 }
 
 begin().catch((error) => root.replaceChildren(make("p", { class: "notice" }, `The playground could not be loaded: ${error.message}`)));

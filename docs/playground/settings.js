@@ -174,6 +174,9 @@ export async function fromQuery(query, manifest) {
   if (!Object.hasOwn(manifest.milestones, milestone ?? "")) {
     return null;
   }
+  if ([...query.keys()].length === 1) {
+    return { milestone };
+  }
   const settings = { ...manifest.defaults };
   for (const [name, initial] of Object.entries(manifest.defaults)) {
     if (query.has(name)) {

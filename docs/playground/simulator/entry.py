@@ -1,6 +1,7 @@
 """What the page asks of Python: a JSON text in, a JSON text out. Runs in the worker (`worker.js`), and in the tests.
 
     {"do": "functions", "milestone": ...}                           the functions that can be edited
+    {"do": "diffs", "milestone": ..., "edits": {...}}                how edits differ from the original, without a run
     {"do": "run", "milestone": ..., "settings": {...}, "edits": {...}, "challenge": id or null}
 
 Files are read from the folder above this one, `policies/<milestone>/` and `cost_model.json`, as the site has them.
@@ -40,7 +41,7 @@ def use_folder(folder: Path, milestones: Mapping[str, Path]) -> None:
 def handle(request: str) -> str:
     """Answer one request; never raises for what a reader can do wrong."""
     asked = json.loads(request)
-    answer = {"functions": _functions, "run": _run}[asked["do"]](asked)
+    answer = {"functions": _functions, "diffs": _diffs, "run": _run}[asked["do"]](asked)
     return json.dumps(answer)
 
 
@@ -65,6 +66,10 @@ def _functions(asked: dict[str, Any]) -> dict[str, Any]:
             edit = f"{file}:{each.name}"
             found.append({"edit": edit, "file": file, "name": each.name, "first": each.first, "text": each.text})
     return {"functions": found, "challenges": [each.as_json() for each in challenges.CHALLENGES]}
+
+
+def _diffs(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"diffs": diffs(asked["milestone"], asked["edits"])}
 
 
 def _run(asked: dict[str, Any]) -> dict[str, Any]:
