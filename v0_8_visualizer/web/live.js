@@ -104,7 +104,7 @@ export class LiveSource {
       this.status("failed", "Key needed", null, true);
     } else if (status !== null && this.socket === null) {
       const text =
-        "The server answers, but refuses to show its events. Open the page under the address the server prints.";
+        "The server answers, but shows no events. Close other pages that watch it, or open the address it has printed.";
       this.status("closed", "Refused", text);
     }
   }

@@ -17,7 +17,7 @@ import { ReplayBar } from "./replay.js";
 import { RequestsPanel } from "./requests.js";
 import { sourceOf, sourceOfFile } from "./sources.js";
 import { createState, fold, takeDirty } from "./state.js";
-import { startTheme } from "./theme.js";
+import { followFrame, startTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
 
@@ -191,6 +191,9 @@ async function download() {
 
 document.documentElement.classList.toggle("embed", parameters.has("embed"));
 startTheme(byId("theme"), parameters, () => panels.timeline.touch());
+if (parameters.has("embed")) {
+  followFrame(() => panels.timeline.touch());
+}
 byId("open-recording").addEventListener("click", () => byId("recording-file").click());
 byId("recording-file").addEventListener("change", (event) => {
   const [file] = event.target.files;

@@ -8,7 +8,7 @@
 import { byId, setAttribute, setText } from "./dom.js";
 import { hasEnded } from "./folds.js";
 import { Row } from "./row.js";
-import { grouped, plural } from "./words.js";
+import { grouped } from "./words.js";
 
 const AT_ONCE = 3; // rows out of sight that are written in a frame
 
@@ -151,9 +151,10 @@ export class RequestsPanel {
     setText(earlier, `${grouped(state.numForgotten)} earlier ones have ended and are not shown.`);
     byId("requests-empty").hidden = numShown > 0;
     const numUnfinished = numShown - state.numEnded;
+    const numEnded = state.numEnded + state.numForgotten;
     setText(
       byId("requests-summary"),
-      numShown === 0 ? "" : `${plural(numUnfinished, "unfinished one")}, ${state.numEnded + state.numForgotten} ended`,
+      numShown === 0 ? "" : `${grouped(numUnfinished)} unfinished, ${grouped(numEnded)} ended`,
     );
   }
 

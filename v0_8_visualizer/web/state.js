@@ -11,6 +11,7 @@ import { arrive, end, FOLDS, hasEnded, own } from "./folds.js";
 import { emptyNotes, note } from "./steps.js";
 
 export const MAX_LOG = 2000;
+const MAX_DIRTY = 2000;
 
 /** A state that knows nothing yet. */
 export function createState() {
@@ -92,6 +93,9 @@ export function fold(state, message) {
     state.log = state.log.slice(-MAX_LOG);
   }
   state.dirty.log = true;
+  if (state.dirty.requests.size > MAX_DIRTY) {
+    state.dirty = cleanDirty(true); // nobody has drawn for long: the tab is hidden
+  }
   return state;
 }
 
