@@ -42,6 +42,7 @@ export class Editor {
     this.select.addEventListener("change", () => this.open(this.select.value));
     this.place = make("p", { class: "place" });
     this.host = make("div", { class: "code" });
+    this.notice = make("p", { class: "notice", hidden: true }); // the page's, where the reader is who has pressed Run
     this.diff = make("pre", { class: "diff", hidden: true, tabindex: 0, "aria-label": "Difference from the original" });
     this.diffButton = make("button", { type: "button", "aria-pressed": "false", onclick: () => this.toggleDiff() }, "Diff");
     this.resetButton = make("button", { type: "button", onclick: () => this.reset() }, "Reset");
@@ -58,6 +59,7 @@ export class Editor {
         this.resetButton,
         this.resetAllButton,
       ),
+      this.notice,
       this.place,
       this.host,
       this.diff,

@@ -127,7 +127,7 @@ class Playground {
 
   /** Bring tabs, presets and dials in line with the state. */
   showState() {
-    const { milestone, settings, challenge } = this.state;
+    const { milestone, challenge } = this.state;
     for (const tab of this.tabs.children) {
       tab.setAttribute("aria-selected", String(tab.dataset.milestone === milestone));
     }
@@ -146,7 +146,6 @@ class Playground {
     setText(this.presetText, current?.text ?? (task ? `Challenge: ${task.title}.` : "A setting of your own."));
     this.dials.state = this.state;
     this.dials.show(document.activeElement);
-    void settings;
   }
 
   /** The preset that the state is, if it is one. */
@@ -348,10 +347,12 @@ class Playground {
     } else {
       this.say(null);
     }
-    const other = original ?? (this.before?.milestone === milestone ? this.before.metrics : null);
+    // What has failed on the way has no figures to compare: it looks fast because it was not finished.
+    const before = this.before?.milestone === milestone ? this.before.metrics : null;
+    const other = failure ? null : (original ?? before);
     this.metrics.replaceChildren(metricsTable(metrics, other, original ? "Original files" : "The run before"));
     this.lives.replaceChildren(lifeLines(metrics));
-    this.before = { metrics, milestone };
+    this.before = failure ? this.before : { metrics, milestone };
     this.shown = answer;
     this.showVerdict(answer.verdict, failure);
     void this.drawing.show(answer.messages, failure ? Math.max(failure.step, 0) : null);
@@ -362,16 +363,18 @@ class Playground {
     const where = place
       ? ` In ${place.file}, line ${place.line}${place.function ? ` (${place.function})` : ""}: ${place.text}`
       : "";
-    this.say(`Step ${step}: ${what}: ${message}.${where}`.replace("..", "."), "alarm");
+    this.say(`Step ${step}: ${what}: ${message.replace(/\.$/, "")}.${where}`, "alarm");
     if (place?.is_edited) {
       this.editor.mark(`${place.file}:${place.function}`, place.line_in_function);
     }
   }
 
   say(text, kind = "info") {
-    this.notice.hidden = !text;
-    this.notice.dataset.kind = kind;
-    setText(this.notice, text ?? "");
+    for (const element of [this.notice, this.editor.notice]) {
+      element.hidden = !text;
+      element.dataset.kind = kind;
+      setText(element, text ?? "");
+    }
   }
 
   // Challenges.

@@ -2,7 +2,7 @@
  * A simulated run as a source of the visualizer's page, which stands in a frame: the third one beside live and recording.
  *
  * To play it is what a recording does. What differs: it begins at a step if one is asked for, and the frame grows with its
- * content and has the theme of the page around it.
+ * content. The theme follows the page around by itself (`../visualizer/theme.js`).
  */
 
 import { RecordingSource } from "../visualizer/recording.js";
@@ -43,11 +43,12 @@ export class Drawing {
     this.ready = new Promise((resolve) => {
       frame.addEventListener("load", () => {
         this.grow();
-        this.follow();
+        this.lendColours();
         resolve();
       });
     });
-    new MutationObserver(() => this.follow()).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+    const later = () => window.requestAnimationFrame(() => this.lendColours()); // once the frame has its theme
+    new MutationObserver(later).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
   }
 
   get visualizer() {
@@ -74,11 +75,10 @@ export class Drawing {
     new ResizeObserver(() => (this.frame.style.height = `${Math.ceil(body.getBoundingClientRect().height) + 2}px`)).observe(body);
   }
 
-  /** Have the theme of the page around, and lend it the colours of the requests. */
-  follow() {
+  /** Tell the page around the colours of the requests. */
+  lendColours() {
     const root = this.frame.contentDocument?.documentElement;
     if (root) {
-      root.dataset.theme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
       const style = this.frame.contentWindow.getComputedStyle(root);
       this.onColours(Array.from({ length: 12 }, (_, i) => style.getPropertyValue(`--colour-${i}`).trim()));
     }

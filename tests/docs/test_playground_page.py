@@ -51,6 +51,8 @@ def make_site(folder):
     (target / "index.html").write_text(
         '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="../visualizer/icon.svg">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<style>[data-md-color-scheme=default] {color-scheme: light} [data-md-color-scheme=slate] {color-scheme: dark}"
+        "</style>"
         f'<body data-md-color-scheme="default"><main class="md-typeset">{html}</main></body></html>',
         encoding="utf-8",
     )
@@ -208,6 +210,21 @@ def test_an_edit_that_breaks_an_invariant_is_told_at_its_step_and_a_reset_mends_
     started.wait_for_function("() => playground.shown.failure === null")
     assert notice(started) == ""
     assert "edits=" not in started.url
+
+
+def test_a_run_plays_and_one_that_has_failed_stands_at_its_step(site, chromium):
+    with opened(site, chromium, reduced_motion="no-preference") as page:
+        shows_a_run(page)
+        step = "document.querySelector('.drawing-frame').contentWindow.visualizer.state.step"
+        page.evaluate("() => document.querySelector('.drawing-frame').scrollIntoView()")
+        page.wait_for_function(f"() => {step} > 3")
+        start(page)
+        write(page, FREE, "self._free.extend(reversed(table))", BROKEN)
+        page.evaluate("() => document.querySelector('.drawing-frame').scrollIntoView()")
+        page.wait_for_function(f"() => {step} === 14")
+        page.wait_for_timeout(700)
+        assert page.evaluate(f"() => {step}") == 14
+        assert page.locator('[data-metric="seconds"] td').count() == 1, "a run that has failed is not compared"
 
 
 def test_an_error_in_the_readers_code_marks_its_line(started):
