@@ -7,11 +7,39 @@
 
 import { make, setText } from "../visualizer/dom.js";
 
-const SCRIPTS = ["lib/codemirror.js", "mode/python/python.js", "addon/edit/matchbrackets.js", "addon/selection/active-line.js"];
+const SCRIPTS = [
+  "lib/codemirror.js",
+  "mode/python/python.js",
+  "addon/edit/matchbrackets.js",
+  "addon/selection/active-line.js",
+];
 const LESSONS = {
-  v0_3_scheduler: ["Scheduler.schedule", "Scheduler._preempt_newest", "Scheduler.add", "Scheduler.update", "BlockManager.allocate", "BlockManager.append", "BlockManager.free"],
-  v0_6_prefix_cache: ["Scheduler.schedule", "Scheduler._catch_up", "BlockManager.find_prefix", "BlockManager.allocate", "BlockManager.publish", "BlockManager._take", "BlockManager._release", "BlockManager.free"],
-  v0_7_speculative: ["Scheduler.schedule", "Scheduler._num_drafts", "Scheduler._is_disabled", "Scheduler.update", "BlockManager.shrink"],
+  v0_3_scheduler: [
+    "Scheduler.schedule",
+    "Scheduler._preempt_newest",
+    "Scheduler.add",
+    "Scheduler.update",
+    "BlockManager.allocate",
+    "BlockManager.append",
+    "BlockManager.free",
+  ],
+  v0_6_prefix_cache: [
+    "Scheduler.schedule",
+    "Scheduler._catch_up",
+    "BlockManager.find_prefix",
+    "BlockManager.allocate",
+    "BlockManager.publish",
+    "BlockManager._take",
+    "BlockManager._release",
+    "BlockManager.free",
+  ],
+  v0_7_speculative: [
+    "Scheduler.schedule",
+    "Scheduler._num_drafts",
+    "Scheduler._is_disabled",
+    "Scheduler.update",
+    "BlockManager.shrink",
+  ],
   v0_8_visualizer: ["Scheduler.schedule", "Scheduler._preempt_newest", "Scheduler._num_drafts", "BlockManager._take"],
 };
 
@@ -44,7 +72,11 @@ export class Editor {
     this.host = make("div", { class: "code" });
     this.notice = make("p", { class: "notice", hidden: true }); // the page's, where the reader is who has pressed Run
     this.diff = make("pre", { class: "diff", hidden: true, tabindex: 0, "aria-label": "Difference from the original" });
-    this.diffButton = make("button", { type: "button", "aria-pressed": "false", onclick: () => this.toggleDiff() }, "Diff");
+    this.diffButton = make(
+      "button",
+      { type: "button", "aria-pressed": "false", onclick: () => this.toggleDiff() },
+      "Diff",
+    );
     this.resetButton = make("button", { type: "button", onclick: () => this.reset() }, "Reset");
     this.resetAllButton = make("button", { type: "button", onclick: onReset }, "Reset all");
     this.element = make(
@@ -62,6 +94,7 @@ export class Editor {
       this.notice,
       this.place,
       this.host,
+      make("p", { class: "place" }, "Ctrl+Enter runs it. Esc leaves the editor."),
       this.diff,
     );
     this.onRun = onRun;
@@ -178,7 +211,9 @@ export class Editor {
     const lines = Object.entries(diffs).flatMap(([edit, found]) => [`# ${edit.replace(":", ": ")}`, ...found]);
     const kinds = { "+": "added", "-": "removed", "@": "range", "#": "name" };
     this.diff.replaceChildren(
-      ...(lines.length ? lines : ["Nothing is changed."]).map((line) => make("span", { class: kinds[line[0]] ?? null }, `${line}\n`)),
+      ...(lines.length ? lines : ["Nothing is changed."]).map((line) =>
+        make("span", { class: kinds[line[0]] ?? null }, `${line}\n`),
+      ),
     );
   }
 

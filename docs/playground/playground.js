@@ -7,7 +7,9 @@
  */
 
 import { make, setText } from "../visualizer/dom.js";
+import { ChallengePanel } from "./challenges.js";
 import { Editor } from "./editor.js";
+import { layOut, missingOf } from "./layout.js";
 import { Python, TooLongError } from "./python.js";
 import { lifeLines, metricsTable } from "./results.js";
 import { Dials, fromQuery, toQuery } from "./settings.js";
@@ -41,38 +43,14 @@ class Playground {
   }
 
   get canStart() {
-    return Object.values(this.manifest.packages).every((found) => found !== null);
+    return missingOf(this.manifest).length === 0;
   }
 
   // The page.
 
   build() {
-    const button = (text, attributes, onclick) => make("button", { type: "button", ...attributes, onclick }, text);
-    this.tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Milestone" });
-    for (const [milestone, title] of Object.entries(this.manifest.milestones)) {
-      this.tabs.append(button(title, { role: "tab", "data-milestone": milestone }, () => this.chooseMilestone(milestone)));
-    }
-    this.presetList = make("div", { class: "presets", role: "group", "aria-label": "Presets" });
-    this.presetText = make("p", { class: "preset-text" });
-    this.startButton = button("Start Python", { class: "md-button md-button--primary", id: "start" }, () => this.start());
-    this.bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Loading Python" });
-    this.startText = make("p", { class: "start-text", role: "status" });
-    this.startPanel = make("div", { class: "start" }, this.startButton, this.bar, this.startText);
-    this.notice = make("p", { class: "notice", role: "alert", hidden: true });
     this.dials = new Dials(this.manifest, this.state, () => this.changed());
     this.dials.disabled = true;
-    this.copyButton = button("Copy the link", { class: "link-button", id: "copy" }, () => this.copyLink());
-    this.dialsPanel = make(
-      "details",
-      { class: "setting", open: window.innerWidth >= 960 },
-      make("summary", {}, "Setting"),
-      this.dials.element,
-      this.copyButton,
-    );
-    this.frame = make("iframe", { src: "../visualizer/index.html?simulated&embed", title: "The run, drawn", class: "drawing-frame" });
-    this.metrics = make("div", { class: "metrics-host" });
-    this.lives = make("div", { class: "lives-host" });
-    this.output = make("pre", { class: "printed", hidden: true, tabindex: 0, "aria-label": "What the edited code has printed" });
     this.editor = new Editor({
       onRun: () => {
         this.isTrusted = true;
@@ -82,42 +60,20 @@ class Playground {
       onReset: () => this.resetAll(),
       onDiff: () => this.showDiffs(),
     });
-    this.challengePanel = make("section", { class: "challenges", "aria-label": "Challenges" });
-    this.lab = make("div", { class: "lab", hidden: true }, this.editor.element, this.challengePanel);
-    root.replaceChildren(
-      this.tabs,
-      this.presetList,
-      this.presetText,
-      this.startPanel,
-      this.notice,
-      make("div", { class: "table" }, this.dialsPanel, make("div", { class: "drawing-host" }, this.frame)),
-      make("div", { class: "outcome" }, this.metrics, make("section", {}, make("h3", {}, "Each request"), this.lives)),
-      this.output,
-      this.lab,
-    );
+    this.challengePanel = new ChallengePanel({
+      onTake: (task) => this.take(task),
+      onSolve: (task) => this.solve(task),
+    });
+    const parts = layOut(root, this.manifest, this, {
+      onMilestone: (milestone) => this.chooseMilestone(milestone),
+      onStart: () => this.start(),
+      onCopy: () => this.copyLink(),
+    });
+    Object.assign(this, parts);
     this.drawing = new Drawing(this.frame, (colours) =>
       colours.forEach((colour, i) => root.style.setProperty(`--colour-${i}`, colour)),
     );
-    this.showStart();
     this.showState();
-  }
-
-  showStart() {
-    const { pyodide } = this.manifest.packages;
-    if (!this.canStart) {
-      this.startButton.hidden = true;
-      const missing = Object.entries(this.manifest.packages).filter(([, found]) => found === null);
-      const names = missing.map(([name]) => ({ pyodide: "Pyodide, which is Python for the browser", codemirror: "CodeMirror, the editor" })[name]);
-      const text = `This copy of the site was built without ${names.join(", and without ")}. So you see runs that were made when it was built: choose one above. To change anything, build the site where npm is installed (make docs).`;
-      setText(this.startText, text);
-      this.startPanel.classList.add("missing");
-      return;
-    }
-    const megabytes = Object.values(pyodide.files).reduce((sum, size) => sum + size, 0) / 1e6;
-    setText(
-      this.startText,
-      `You see a run that was made when the site was built. To turn the dials and to change the code, start Python here: it loads ${megabytes.toFixed(0)} MB from this site (about a third of that if the server compresses), and your browser keeps it.`,
-    );
   }
 
   progress(share) {
@@ -129,7 +85,7 @@ class Playground {
   showState() {
     const { milestone, challenge } = this.state;
     for (const tab of this.tabs.children) {
-      tab.setAttribute("aria-selected", String(tab.dataset.milestone === milestone));
+      tab.setAttribute("aria-pressed", String(tab.dataset.milestone === milestone));
     }
     const current = this.presetOf();
     const mine = this.presets.filter((preset) => preset.milestone === milestone);
@@ -137,7 +93,12 @@ class Playground {
       ...mine.map((preset) =>
         make(
           "button",
-          { type: "button", "data-preset": preset.id, "aria-pressed": String(preset === current), onclick: () => this.choosePreset(preset) },
+          {
+            type: "button",
+            "data-preset": preset.id,
+            "aria-pressed": String(preset === current),
+            onclick: () => this.choosePreset(preset),
+          },
           preset.title,
         ),
       ),
@@ -152,9 +113,13 @@ class Playground {
   presetOf() {
     const { milestone, settings, edits } = this.state;
     const defaults = this.manifest.defaults;
-    const same = (a, b) => Object.keys(a).length === Object.keys(b).length && Object.keys(a).every((key) => a[key] === b[key]);
+    const same = (a, b) =>
+      Object.keys(a).length === Object.keys(b).length && Object.keys(a).every((key) => a[key] === b[key]);
     return this.presets.find(
-      (preset) => preset.milestone === milestone && same({ ...defaults, ...preset.settings }, settings) && same(preset.edits, edits),
+      (preset) =>
+        preset.milestone === milestone &&
+        same({ ...defaults, ...preset.settings }, settings) &&
+        same(preset.edits, edits),
     );
   }
 
@@ -198,10 +163,9 @@ class Playground {
         this.show({ ...answer, error: null, original: null, verdict: null, diffs: {}, printed: "" });
       }
     } else if (this.canStart) {
-      this.say("This link has a setting of its own. Start Python to run it.", "info");
-      if (Object.keys(this.state.edits).length > 0) {
-        this.say("This link has a setting and code of its own. Start Python to look at the code and to run it.", "info");
-      }
+      const hasCode = Object.keys(this.state.edits).length > 0;
+      const what = hasCode ? "a setting and code of its own" : "a setting of its own";
+      this.say(`This link has ${what}. Start Python to ${hasCode ? "look at the code and to run it" : "run it"}.`);
     } else {
       this.say("This link has a setting of its own, which can't be run in this copy of the site.", "info");
     }
@@ -264,6 +228,10 @@ class Playground {
     const begin = performance.now();
     try {
       await Promise.all([this.python.start(), this.editor.codeMirror ?? this.editor.load()]);
+      for (let milestone = null; milestone !== this.state.milestone;) {
+        milestone = this.state.milestone; // the reader may choose another one meanwhile
+        await this.openEditor();
+      }
     } catch (error) {
       this.startButton.disabled = false;
       this.bar.hidden = true;
@@ -275,8 +243,8 @@ class Playground {
     this.dials.disabled = false;
     this.startPanel.hidden = true;
     this.lab.hidden = false;
+    this.editor.codeMirror.refresh(); // it was hidden, and had no size
     this.say(null);
-    await this.openEditor();
     this.showChallenges();
     if (!this.isTrusted) {
       this.editor.toggleDiff();
@@ -354,12 +322,16 @@ class Playground {
     this.lives.replaceChildren(lifeLines(metrics));
     this.before = failure ? this.before : { metrics, milestone };
     this.shown = answer;
-    this.showVerdict(answer.verdict, failure);
+    if (this.state.challenge) {
+      this.challengePanel.judge(answer, Object.keys(this.state.edits).length > 0);
+    }
     void this.drawing.show(answer.messages, failure ? Math.max(failure.step, 0) : null);
   }
 
   showFailure({ step, kind, message, place }) {
-    const what = { integrity: "check_integrity() failed", rule: "The engine can't do this", error: "The code raised" }[kind];
+    const what = { integrity: "check_integrity() failed", rule: "The engine can't do this", error: "The code raised" }[
+      kind
+    ];
     const where = place
       ? ` In ${place.file}, line ${place.line}${place.function ? ` (${place.function})` : ""}: ${place.text}`
       : "";
@@ -381,20 +353,9 @@ class Playground {
 
   showChallenges() {
     const mine = this.challenges.filter((each) => each.milestone === this.state.milestone);
-    const current = mine.find((each) => each.id === this.state.challenge);
-    const button = (text, attributes, onclick) => make("button", { type: "button", ...attributes, onclick }, text);
-    const tasks = mine.map((each) =>
-      button(each.title, { "data-challenge": each.id, "aria-pressed": String(each === current) }, () => this.take(each)),
-    );
-    this.verdict = make("div", { class: "verdict", role: "status" });
-    this.challengePanel.replaceChildren(
-      make("h3", {}, "Challenges"),
-      ...(mine.length ? [make("div", { class: "presets" }, ...tasks)] : [make("p", {}, "v0.3, v0.6 and v0.7 have challenges.")]),
-      ...(current
-        ? [make("p", { class: "task" }, current.task), this.verdict, button("Show a solution", { class: "link-button", id: "solution" }, () => this.solve(current))]
-        : mine.length
-          ? [make("p", {}, "Each has a setting of its own and a goal. Choose one, change the code, and run it.")]
-          : []),
+    this.challengePanel.show(
+      mine,
+      mine.find((each) => each.id === this.state.challenge),
     );
   }
 
@@ -408,22 +369,14 @@ class Playground {
     const originals = new Map(this.functions.get(task.milestone).map((each) => [each.edit, each.text]));
     const edits = {};
     for (const [name, pairs] of Object.entries(edit)) {
-      edits[name] = pairs.reduce((source, [old, replacement]) => source.replace(old, () => replacement), originals.get(name));
+      edits[name] = pairs.reduce(
+        (source, [old, replacement]) => source.replace(old, () => replacement),
+        originals.get(name),
+      );
     }
     const settings = { ...this.manifest.defaults, ...task.settings };
     await this.use({ milestone: task.milestone, settings, edits, challenge: task.id });
-    this.verdict.append(make("p", { class: "solution" }, text));
-  }
-
-  showVerdict(verdict, failure) {
-    if (!this.state.challenge || !this.verdict) {
-      return;
-    }
-    const isEdited = Object.keys(this.state.edits).length > 0;
-    const head = verdict?.is_solved ? "Solved." : failure ? "Not solved: the run has failed." : isEdited ? "Not solved yet." : "This is the original: change it.";
-    const sentences = verdict?.sentences ?? [];
-    this.verdict.dataset.solved = String(Boolean(verdict?.is_solved));
-    this.verdict.replaceChildren(make("b", {}, head), make("ul", {}, ...sentences.map((sentence) => make("li", {}, sentence))));
+    this.challengePanel.explain(text);
   }
 }
 
@@ -448,4 +401,6 @@ async function begin() {
   }
 }
 
-begin().catch((error) => root.replaceChildren(make("p", { class: "notice" }, `The playground could not be loaded: ${error.message}`)));
+begin().catch((error) =>
+  root.replaceChildren(make("p", { class: "notice" }, `The playground could not be loaded: ${error.message}`)),
+);

@@ -54,7 +54,12 @@ export function metricsTable(metrics, other, otherName) {
 
 function change(value, before, isLessBetter) {
   const share = before === 0 ? (value === 0 ? 0 : Infinity) : value / before - 1;
-  const text = Math.abs(share) < 0.005 ? "=" : share === Infinity ? "new" : `${share > 0 ? "+" : "−"}${Math.round(100 * Math.abs(share))} %`;
+  const text =
+    Math.abs(share) < 0.005
+      ? "="
+      : share === Infinity
+        ? "new"
+        : `${share > 0 ? "+" : "−"}${Math.round(100 * Math.abs(share))} %`;
   const isBetter = isLessBetter === null || Math.abs(share) < 0.005 ? null : share < 0 === isLessBetter;
   return make("td", { class: isBetter === null ? null : isBetter ? "better" : "worse" }, text);
 }
@@ -88,5 +93,9 @@ export function lifeLines(metrics) {
     row.style.setProperty("--colour", `var(--colour-${colour})`);
     return row;
   });
-  return make("ol", { class: "lives", "aria-label": "Each request: its wait for the first token, and its answer" }, ...rows);
+  return make(
+    "ol",
+    { class: "lives", "aria-label": "Each request: its wait for the first token, and its answer" },
+    ...rows,
+  );
 }

@@ -8,11 +8,17 @@
 import { make } from "../visualizer/dom.js";
 
 const POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
-const has = (...milestones) => ({ milestone }) => milestones.includes(milestone);
+const has =
+  (...milestones) =>
+  ({ milestone }) =>
+    milestones.includes(milestone);
 const CACHE = ["v0_6_prefix_cache", "v0_7_speculative", "v0_8_visualizer"];
 const DRAFTS = ["v0_7_speculative", "v0_8_visualizer"];
 const drawn = ({ settings }) => settings.requests.trim() === "";
-const arrives = (...kinds) => (state) => drawn(state) && kinds.includes(state.settings.arrival);
+const arrives =
+  (...kinds) =>
+  (state) =>
+    drawn(state) && kinds.includes(state.settings.arrival);
 
 /** Groups of dials: [title, [name, label, {stops, step, shown, hint}] ...]. A dial with `stops` has a slider. */
 export const GROUPS = [
@@ -46,7 +52,11 @@ export const GROUPS = [
   [
     "Drafts",
     ["num_speculative_tokens", "Drafts per request", { stops: range(0, 16), shown: has(...DRAFTS) }],
-    ["acceptance", "Share that can be guessed", { stops: range(0, 10).map((tenth) => tenth / 10), step: "any", shown: has(...DRAFTS) }],
+    [
+      "acceptance",
+      "Share that can be guessed",
+      { stops: range(0, 10).map((tenth) => tenth / 10), step: "any", shown: has(...DRAFTS) },
+    ],
     ["other_acceptance", "of every second request", { step: "any", shown: has(...DRAFTS), hint: "-1: the same" }],
   ],
   ["Chance", ["seed", "Seed", { stops: range(0, 50) }]],
@@ -64,7 +74,11 @@ export class Dials {
     this.onChange = onChange;
     this.dials = [];
     this.groups = [];
-    this.element = make("form", { class: "dials", "aria-label": "Setting", onsubmit: (event) => event.preventDefault() });
+    this.element = make("form", {
+      class: "dials",
+      "aria-label": "Setting",
+      onsubmit: (event) => event.preventDefault(),
+    });
     for (const [title, ...dials] of GROUPS) {
       const group = make("fieldset", {}, make("legend", {}, title), ...dials.map((dial) => this.dial(...dial)));
       this.element.append(group);
@@ -80,7 +94,13 @@ export class Dials {
     const row = make("div", { class: "dial", "data-dial": name }, make("label", { for: input.id }, label), input);
     let slider = null;
     if (stops) {
-      slider = make("input", { type: "range", min: 0, max: stops.length - 1, step: 1, "aria-label": `${label}, slider` });
+      slider = make("input", {
+        type: "range",
+        min: 0,
+        max: stops.length - 1,
+        step: 1,
+        "aria-label": `${label}, slider`,
+      });
       slider.addEventListener("input", () => {
         input.value = stops[Number(slider.value)];
         this.changed(name, input);
@@ -111,7 +131,8 @@ export class Dials {
   }
 
   changed(name, input) {
-    const value = input.type === "checkbox" ? input.checked : input.type === "number" ? Number(input.value) : input.value;
+    const value =
+      input.type === "checkbox" ? input.checked : input.type === "number" ? Number(input.value) : input.value;
     if (input.type === "number" && (input.value === "" || !input.checkValidity())) {
       input.classList.add("wrong");
       return;
@@ -193,11 +214,16 @@ export async function fromQuery(query, manifest) {
 export async function pack(text) {
   const stream = new Blob([text]).stream().pipeThrough(new CompressionStream("deflate-raw"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return btoa(String.fromCharCode(...bytes))
+    .replaceAll("+", "-")
+    .replaceAll("/", "_")
+    .replaceAll("=", "");
 }
 
 export async function unpack(packed) {
-  const bytes = Uint8Array.from(atob(packed.replaceAll("-", "+").replaceAll("_", "/")), (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(packed.replaceAll("-", "+").replaceAll("_", "/")), (letter) =>
+    letter.charCodeAt(0),
+  );
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Response(stream).text();
 }

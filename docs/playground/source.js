@@ -72,7 +72,9 @@ export class Drawing {
   /** Be as high as what is in it. */
   grow() {
     const { body } = this.frame.contentDocument;
-    new ResizeObserver(() => (this.frame.style.height = `${Math.ceil(body.getBoundingClientRect().height) + 2}px`)).observe(body);
+    new ResizeObserver(
+      () => (this.frame.style.height = `${Math.ceil(body.getBoundingClientRect().height) + 2}px`),
+    ).observe(body);
   }
 
   /** Tell the page around the colours of the requests. */

@@ -9,7 +9,17 @@
  * or of a link's, is run: no `fetch` and its like, and no `js` module in Python.
  */
 
-const CLOSED = ["fetch", "XMLHttpRequest", "WebSocket", "EventSource", "WebTransport", "Worker", "importScripts", "indexedDB", "caches"];
+const CLOSED = [
+  "fetch",
+  "XMLHttpRequest",
+  "WebSocket",
+  "EventSource",
+  "WebTransport",
+  "Worker",
+  "importScripts",
+  "indexedDB",
+  "caches",
+];
 const HIDDEN_MODULES = ["js", "pyodide_js", "pyodide.http", "pyodide.code"];
 let entry = null;
 

@@ -451,6 +451,14 @@ def test_the_presets_show_what_they_claim():
     found = {preset["id"]: playground.recorded(ROOT, preset)["metrics"] for preset in playground.presets(ROOT)}
     assert found["small-budget"]["longest_gap"] < found["large-budget"]["longest_gap"] / 10
     assert found["small-budget"]["max_ttft"] > found["large-budget"]["max_ttft"]
+    # The answer on the page: 35 chunks of 56 tokens and one of 40, and the last full one takes the longest.
+    preset = next(preset for preset in playground.presets(ROOT) if preset["id"] == "small-budget")
+    messages = playground.recorded(ROOT, preset)["messages"]
+    chunks = [m for m in messages if m["type"] == "prefill_chunk" and m["request_id"] == "I/0"]
+    assert [chunk["num_new_tokens"] for chunk in chunks] == [56] * 35 + [40]
+    steps = [m for m in messages if m["type"] == "step"]
+    longest = max(steps, key=lambda step: step["run_seconds"])
+    assert longest["time"] == chunks[-2]["time"]
     assert found["continuous"]["tokens_per_s"] > 1.2 * found["static"]["tokens_per_s"]
     assert found["small-pool"]["num_preemptions"] > 3
     assert found["one-beginning"]["mean_ttft"] < found["no-cache"]["mean_ttft"] / 2

@@ -147,6 +147,7 @@ def test_nothing_is_loaded_until_the_reader_asks_and_a_run_from_the_build_is_sho
         assert page.is_disabled("#dial-token_budget")
         assert page.inner_text('[data-metric="num_preemptions"] td') == "1"
         frame = page.frame_locator(".drawing-frame")
+        frame.locator("#requests [data-request]").nth(2).wait_for(state="attached")
         assert frame.locator("#requests [data-request]").count() == 3
         page.click('[data-milestone="v0_6_prefix_cache"]')
         page.wait_for_function("() => window.playground.shown.metrics.num_cached_tokens > 0")
@@ -215,7 +216,7 @@ def test_an_edit_that_breaks_an_invariant_is_told_at_its_step_and_a_reset_mends_
 def test_a_run_plays_and_one_that_has_failed_stands_at_its_step(site, chromium):
     with opened(site, chromium, reduced_motion="no-preference") as page:
         shows_a_run(page)
-        step = "document.querySelector('.drawing-frame').contentWindow.visualizer.state.step"
+        step = "document.querySelector('.drawing-frame').contentWindow.visualizer?.state.step"
         page.evaluate("() => document.querySelector('.drawing-frame').scrollIntoView()")
         page.wait_for_function(f"() => {step} > 3")
         start(page)
@@ -275,6 +276,7 @@ def test_a_link_brings_the_whole_setting_and_its_code_is_run_only_when_asked(sit
         start(page)
         assert page.evaluate("() => playground.shown") is None
         assert "Look at it in the editor" in notice(page)
+        page.wait_for_selector(".diff .added")
         assert "+    self._free.extend(table)" in page.inner_text(".diff")
         page.fill("#dial-seed", "1")  # another setting doesn't run it either
         page.fill("#dial-seed", "0")

@@ -140,8 +140,8 @@ class Policy:
             if milestone == self.milestone and file in self.sources:
                 places.append(self._place(file, traceback.tb_lineno))
             traceback = traceback.tb_next
-        edited = [place for place in places if place.is_edited]
-        return (edited or places or [None])[-1]
+        places = [place for place in places if place.is_edited] or places
+        return places[-1] if places else None
 
     def _place(self, file: str, line: int) -> Place:
         source = self.sources[file]

@@ -5,17 +5,17 @@ that the engine and the model's code rely on are asked after each decision (`che
 `check_integrity` after each step. Whatever fails ends the run at that step, and says where.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.sampling_params import SamplingParams, SamplingState, check_request
 
+from .comparing import ComparingTeller
 from .cost import CostModel
 from .metrics import Metrics
 from .policy import Place, Policy
 from .scenario import Script, SettingError, Settings, scripts
-from .tellers import BusTeller, ComparingTeller, Message
+from .tellers import BusTeller, Message
 
 MAX_STEPS = 5000
 MAX_MODEL_LEN = 8192
@@ -209,12 +209,3 @@ def _failure(policy: Policy, simulation: Simulation, error: Exception) -> Failur
         text = str(error) or (place.text if place is not None else "an assertion failed")
         return Failure(number - 1 if after else number, "integrity", text, place)
     return Failure(number, "error", f"{type(error).__name__}: {error}", place)
-
-
-def original(milestone: str, files: Mapping[str, str], settings: Mapping[str, Any], cost: Mapping[str, float]) -> Run:
-    """The files as they are, on a setting as JSON has it."""
-    policy = Policy(milestone, files)
-    try:
-        return run(policy, Settings.of(settings), CostModel(cost))
-    finally:
-        policy.unload()
