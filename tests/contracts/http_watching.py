@@ -402,6 +402,7 @@ def test_every_character_of_a_prompt_and_of_an_answer_arrives_as_it_is(serve):
 def test_the_page_and_its_files_come_from_here_and_may_load_nothing_from_elsewhere(serve, milestone):
     with serve(Successor(), server={"api_key": [KEY]}) as server:
         assert server.http.get("/visualizer").headers["location"] == "visualizer/"
+        assert server.http.get("/visualizer?theme=dark").headers["location"] == "visualizer/?theme=dark"
         page = server.http.get("/visualizer/")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         policy = page.headers["content-security-policy"]

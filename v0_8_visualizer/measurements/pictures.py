@@ -31,15 +31,12 @@ FRAME_MS, LAST_MS = 450, 2500
 def main() -> None:
     """Make them all."""
     from PIL import Image
-    from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="default: the site's pictures")
     parser.add_argument("--step", type=int, default=31, help="of the recording `preemption` (default: 31)")
     args = parser.parse_args()
-    path = next(filter(None, map(shutil.which, CHROMIUM)))
-    with served() as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+    with served() as address, launched() as browser:
 
         def page_at(recording: str, step: int, scheme: Any) -> Any:
             page = browser.new_page(
@@ -57,7 +54,6 @@ def main() -> None:
             page.evaluate("step => window.visualizer.source.player.goToStep(step)", step)
             show(page, step)
             frames.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
-        browser.close()
     size = (GIF_WIDTH, HEIGHT * GIF_WIDTH // WIDTH)
     small = [frame.resize(size, Image.Resampling.LANCZOS).quantize(64, dither=Image.Dither.NONE) for frame in frames]
     times = [FRAME_MS] * (len(small) - 1) + [LAST_MS]
@@ -77,6 +73,16 @@ def show(page: Any, step: int) -> None:
     """Wait until this step is drawn."""
     page.wait_for_function("step => window.visualizer.state.step === step", arg=step)
     page.wait_for_timeout(150)
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, CHROMIUM)))
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
 
 
 @contextmanager

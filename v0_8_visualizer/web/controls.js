@@ -141,7 +141,7 @@ export class Controls {
   setHint() {
     const numPrompts = this.lines().length;
     const isLate = this.mode.value === "chat" && numPrompts > MAX_CHATS;
-    const late = `A browser sends ${MAX_CHATS} chat messages at a time, and the others later. Plain text goes all at once.`;
+    const late = `A browser sends ${MAX_CHATS} chat messages at a time, the others later. Plain text goes all at once.`;
     setText(this.hint, isLate ? late : "");
     setText(this.send, numPrompts > 1 ? `Submit ${numPrompts} prompts` : "Submit");
   }

@@ -1,9 +1,9 @@
 /**
  * The source of a live page: a WebSocket that comes back by itself.
  *
- * A browser can't see why a WebSocket was refused. So after a refusal a plain request is sent with the same key: if that
- * one is answered with 401, the key is missing or wrong, and the page asks for it.
- * What this leaves out: repair. After a gap in the numbers it connects again, and the server's snapshot mends everything.
+ * A browser can't see why a WebSocket was refused. So after a refusal a plain request is sent with the same key: if
+ * that one is answered with 401, the key is missing or wrong, and the page asks for it.
+ * What this leaves out: repair. After a gap in the numbers it connects again, and the server's snapshot mends all.
  */
 
 import { Api, protocolsFor } from "./api.js";

@@ -1,8 +1,8 @@
 /**
  * Puts the page together: a source's messages are folded into the state, and once a frame what has changed is drawn.
  *
- * The address may say: `?recording=` (a file of this site, played instead of a live engine), `&step=` (be there, and wait),
- * `&speed=`, `?embed` (inside of another page: only what is needed there), `?theme=dark` or `light`.
+ * The address may say: `?recording=` (a file of this site, played instead of a live engine), `&step=` (be there, and
+ * wait), `&speed=`, `?embed` (inside of another page: only what is needed there), `?theme=dark` or `light`.
  * What this leaves out: everything else. See `sources.js` for where messages come from, `state.js` for what they mean.
  */
 
@@ -66,7 +66,7 @@ function draw(now) {
   const dirty = takeDirty(state);
   panels.timeline.render(state, dirty); // the first: a canvas asks for the page's style
   const isMoving = panels.requests.render(state, dirty);
-  panels.pool.render(state, dirty);
+  const isPoolLate = panels.pool.render(state, dirty, now);
   controls?.render(state, dirty);
   if (isLitStale) {
     isLitStale = false;
@@ -75,6 +75,7 @@ function draw(now) {
   }
   const later = [
     isMoving,
+    isPoolLate,
     panels.header.render(state, dirty, now),
     panels.charts.render(state, dirty, now),
     panels.decision.render(state, dirty, now),

@@ -12,6 +12,7 @@ import { nameOf } from "./state.js";
 const MAX_HEIGHT = 470; // pixels, if cells of the least size allow it
 const [MIN_CELL, MAX_CELL] = [6, 54]; // pixels, with the gap
 const [MIN_COLUMNS, COLUMNS_STEP] = [8, 4]; // rows of a round number are easier to count
+const [LARGE, PAUSE] = [1024, 48]; // a pool of more blocks is painted anew only after so many milliseconds
 const LABEL_SIZE = 16; // smaller cells have no room for a label
 
 /** What a block is: `free`, `cached` (free, but it can still be found), `owned` or `shared`. */
@@ -28,6 +29,8 @@ export class PoolPanel {
     this.grid = byId("pool");
     this.cells = [];
     this.known = []; // what each cell shows: {state, owners, cached}
+    this.pending = new Set(); // numbers of blocks that are not drawn as they are
+    this.time = -Infinity;
     this.lit = new Set(); // numbers of blocks
     this.columns = 1;
     this.hasLabels = true;
@@ -43,27 +46,33 @@ export class PoolPanel {
     new ResizeObserver(() => this.arrange()).observe(this.grid);
   }
 
-  render(state, dirty) {
+  /** Returns whether it has something newer to show later. */
+  render(state, dirty, now) {
     this.state = state;
     if (!state.ready) {
       this.build(0);
-      return;
+      return false;
     }
     if (state.blocks.length !== this.cells.length) {
       this.build(state.blocks.length);
     }
+    dirty.blocks.forEach((number) => this.pending.add(number));
     if (dirty.all) {
-      state.blocks.forEach((block, number) => this.renderBlock(block, number));
-    } else {
-      dirty.blocks.forEach((number) => this.renderBlock(state.blocks[number], number));
+      state.blocks.forEach((_, number) => this.pending.add(number));
+    } else if (this.pending.size === 0) {
+      return false;
+    } else if (this.cells.length > LARGE && now - this.time < PAUSE) {
+      return true;
     }
-    if (dirty.all || dirty.blocks.size > 0) {
-      this.renderSummary(state);
-      this.renderLit();
-      if (this.told !== null && (dirty.all || dirty.blocks.has(this.told))) {
-        this.describe(this.told);
-      }
+    this.time = now;
+    this.pending.forEach((number) => this.renderBlock(state.blocks[number], number));
+    this.renderSummary(state);
+    this.renderLit();
+    if (this.told !== null && this.pending.has(this.told)) {
+      this.describe(this.told);
     }
+    this.pending.clear();
+    return false;
   }
 
   build(numBlocks) {
@@ -72,6 +81,7 @@ export class PoolPanel {
     );
     this.known = Array.from({ length: numBlocks }, () => ({}));
     this.counts = { free: 0, cached: 0, owned: 0, shared: 0 };
+    this.pending.clear();
     this.focused = 0;
     this.told = null;
     this.grid.replaceChildren(...this.cells);

@@ -89,8 +89,8 @@ export class ReplayBar {
     }
     this.slider.style.setProperty("--done", `${(100 * now) / Math.max(track.duration, 1e-9)}%`);
     const { step } = this.readState();
-    const numSteps = track.stepEnds.length;
-    const text = `${now.toFixed(1)} of ${track.duration.toFixed(1)} s · step ${step < 0 ? "–" : step} of ${this.lastStep() ?? numSteps}`;
+    const [moment, end] = [now.toFixed(1), track.duration.toFixed(1)];
+    const text = `${moment} of ${end} s · step ${step < 0 ? "–" : step} of ${this.lastStep() ?? "–"}`;
     setText(this.place, text);
     setAttribute(this.slider, "aria-valuetext", text);
     if (Number(this.speed.value) !== speed) {

@@ -1,8 +1,8 @@
 /**
  * The list of requests, in order of arrival: one row each, which writes only what has changed.
  *
- * The list follows the oldest unfinished request until the reader scrolls. What this leaves out: requests that the state
- * has forgotten, which are only counted; and, in a row that is not opened, all but the part of the text that fits.
+ * The list follows the oldest unfinished request until the reader scrolls. Rows out of sight are written later.
+ * What this leaves out: requests that the state has forgotten, which are only counted.
  */
 
 import { byId, setAttribute, setText } from "./dom.js";

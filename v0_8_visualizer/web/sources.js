@@ -5,10 +5,13 @@
  *   start(to)       begin; `to` is told of everything:
  *                     to.messages(list)   the next messages, in order
  *                     to.state(state)     another state takes the place of the present one (a seek)
- *                     to.status({state, text, needsKey})   state is "connecting" | "open" | "closed" | "replay" | "failed"
+ *                     to.status({state, text, detail, needsKey})
+ *                                         state is "connecting" | "open" | "closed" | "replay" | "failed"
  *   stop()          end; nothing is told any more
- *   engine          what can be asked of the engine: {submit, control, download}, or null where there is none (`api.js`)
- *   player          what can be asked of a recording: {play, pause, seek, ...}, or null where time is real (`recording.js`)
+ *   engine          what can be asked of the engine: {submit, control, cancel, running, download} as in `api.js`, or
+ *                   null where there is none
+ *   player          what can be asked of a recording: {play, pause, seek, ...} as in `recording.js`, or null where
+ *                   time is real
  *
  * A simulated run is a recording that was made a moment ago. The page around this one hands it over: the site's playground.
  * What this leaves out: the state. Whoever starts a source folds what it tells.

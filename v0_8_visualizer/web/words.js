@@ -47,7 +47,8 @@ export function decide(step) {
   sentences.push([`It used ${grouped(step.numScheduled)} of ${plural(step.budget, "token")} in its budget.`]);
   for (const entry of step.preempted) {
     const why = entry.id === entry.by.id ? ["because no block was free for it"] : ["to make room for ", entry.by];
-    const lost = `It released ${plural(entry.blocks, "block")}; ${plural(entry.tokens, "token")} will be computed again.`;
+    const [blocks, tokens] = [plural(entry.blocks, "block"), plural(entry.tokens, "token")];
+    const lost = `It released ${blocks}; ${tokens} will be computed again.`;
     sentences.push([entry, " was preempted ", ...why, `. ${lost}`]);
   }
   for (const part of parts.filter((other) => !other.isDecode)) {
@@ -139,7 +140,8 @@ export function describe(message, who) {
     block_freed: () => [request(), ` gave block ${message.block} back: ${plural(message.ref_count, "owner")} left.`],
     cache_reset: () => ["The prefix cache was reset: nothing computed so far can be found."],
     step: () => [
-      `Step ${message.number} ended: ${plural(message.num_running, "request")} running, ${message.num_waiting} waiting.`,
+      `Step ${message.number} ended: `,
+      `${plural(message.num_running, "request")} running, ${message.num_waiting} waiting.`,
     ],
     pace_changed: () => [pace(message)],
   };
