@@ -27,7 +27,8 @@ ALLOWED_IN_SCRIPTS = (
     "https://unpkg.com/mermaid@",
     "https://unpkg.com/resize-observer-polyfill",
     "https://api.github.com/",
-    "https://${",  # GitLab, whose host comes from the page
+    "https://${",  # GitLab, whose host comes from the page; Pyodide's unused sockets
+    "https://cdn.jsdelivr.net/pyodide/",  # where Pyodide looks for itself unless it is told a folder, as it is
 )
 LAZY_LOADERS = {"mermaid": "unpkg.com", "md-source": "the repository's host"}  # by class of the element
 

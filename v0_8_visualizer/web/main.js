@@ -43,6 +43,7 @@ let isLitStale = false;
 
 window.visualizer = {
   frameTimes,
+  use,
   get state() {
     return state;
   },
