@@ -12,6 +12,8 @@ Each of these files has to be what its folder is listed as. An exception is list
 with `changed = ["server/app.py"]` is all of `server/` but one file. A folder may be dropped and new in one milestone,
 which replaces its files by others; a file that stays is, again, listed by its own name. No folder is `changed`.
 
+`lab = [...]` lists what a learner may write of the milestone; `tools/lab/tasks.py` reads it, and says what is in it.
+
 This file reads the ledger and puts the files in the place of their folders, so that its users see files only. Whether
 the ledger is true is asked by `tools/ledger.py`.
 """
@@ -45,7 +47,7 @@ class Milestone:
 
     `name` is that of the folder and the package, `predecessor` is `None` for the first milestone only. The four tuples
     hold the paths of files, relative to the folder and with forward slashes. Those that are listed by their folder are
-    among them; `folders` says which ones these are.
+    among them; `folders` says which ones these are. `lab` is as it is written.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Milestone:
     same: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     folders: tuple[Folder, ...] = ()
+    lab: tuple[Mapping[str, Any], ...] = ()
 
     def kind(self, path: str) -> str | None:
         """`"new"`, `"changed"`, `"same"` or `"dropped"`; `None` for a path that is not listed."""
@@ -86,9 +89,10 @@ def load_ledger(root: Path) -> list[Milestone]:
 
 def _milestone(root: Path, name: str, table: dict[str, object]) -> Milestone:
     where = f"pyproject.toml, [tool.milestones.{name}]"
-    if unknown := sorted(table.keys() - {"title", "predecessor", *KINDS}):
-        raise LedgerError(f"{where}: unknown key {unknown[0]!r}; an entry has title, predecessor, {', '.join(KINDS)}.")
-    title, predecessor = table.get("title"), table.get("predecessor")
+    keys = ("title", "predecessor", *KINDS, "lab")
+    if unknown := sorted(table.keys() - set(keys)):
+        raise LedgerError(f"{where}: unknown key {unknown[0]!r}; an entry has {', '.join(keys)}.")
+    title, predecessor, lab = table.get("title"), table.get("predecessor"), table.get("lab", [])
     if not isinstance(title, str) or not isinstance(predecessor, str | None):
         raise LedgerError(f"{where}: title (required) and predecessor must be strings.")
     listed = {kind: _entries(where, kind, table.get(kind, [])) for kind in KINDS}
@@ -98,7 +102,9 @@ def _milestone(root: Path, name: str, table: dict[str, object]) -> Milestone:
         kind: tuple(file for entry in entries for file in files_of.get((kind, entry), (entry,)))
         for kind, entries in listed.items()
     }
-    return Milestone(name=name, title=title, predecessor=predecessor, folders=folders, **files)
+    if not isinstance(lab, list) or not all(isinstance(task, dict) for task in lab):
+        raise LedgerError(f"{where}: lab must be a list of tables, one for each task.")
+    return Milestone(name=name, title=title, predecessor=predecessor, folders=folders, lab=tuple(lab), **files)
 
 
 def _entries(where: str, kind: str, entries: Any) -> tuple[str, ...]:

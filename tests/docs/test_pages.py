@@ -46,7 +46,7 @@ DOCS = ROOT / "docs"
 MILESTONE_PAGES = sorted((DOCS / "milestones").glob("*.md"))
 PAGES = [
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("glossary", "faq", "exercises", "server")),
+    *(DOCS / f"{name}.md" for name in ("glossary", "faq", "exercises", "server", "lab")),
     *MILESTONE_PAGES,
 ]
 OPENING = re.compile(r"(?P<indent> *)`{3,} *(?P<language>\w*)(?:.*title=\"(?P<title>[^\"]+)\")?")
@@ -129,9 +129,12 @@ def words(command: str) -> list[list[str]]:
 
 
 def is_run(command: str) -> bool:
-    """Whether a command is run here: tests run themselves, the server has a test below, make's targets are CI's."""
+    """Whether a command is run here: tests run themselves, the server has a test below, make's targets are CI's.
+
+    The lab's commands change a folder in which somebody may be at work; `tests/tools/test_lab.py` runs them elsewhere.
+    """
     modules = [arguments[1] for program, *arguments in words(command) if program == "python"]
-    return bool(modules) and not {"pytest", *SERVERS} & set(modules)
+    return bool(modules) and not {"pytest", "tools.lab", *SERVERS} & set(modules)
 
 
 def needs_model(block: Block) -> bool:

@@ -54,6 +54,26 @@ def test_decodes_of_any_lengths_beside_chunks_equal_attention_at_once():
     requests.check(pool, [(3, 16, 20)])
 
 
+def test_a_step_knows_its_tokens_slots_and_tells_decodes_from_chunks():
+    pool = cache()
+    pool.begin_step([[9], [3, 7], [5, 2, 8]], query_lens=[1, 1, 6], context_lens=[3, 5, 11])
+    # Token 2 of the first, token 4 of the second, tokens 5 to 10 of the third.
+    assert pool.slot_mapping.tolist() == [9 * BLOCK + 2, 7 * BLOCK, *(2 * BLOCK + i for i in (1, 2, 3)), 32, 33, 34]
+    assert pool.num_decodes == 2
+    [(batch, tables, mask)] = pool.decode_batches
+    assert (batch, tables.tolist()) == (slice(0, 2), [[9, 9], [3, 7]])  # the shorter table is padded with its own block
+    assert mask.isinf().flatten(1).tolist() == [[False] * 3 + [True] * 5, [False] * 5 + [True] * 3]
+    assert [table.tolist() for table in pool.prefill_tables] == [[5, 2, 8]]
+    assert (list(pool.prefill_query_lens), list(pool.prefill_context_lens)) == ([6], [11])
+
+
+def test_a_block_that_is_begun_is_cleared_and_one_that_goes_on_is_not():
+    pool = cache()
+    pool.begin_step([[3, 7], [5, 2]], query_lens=[1, 4], context_lens=[5, 6])
+    assert not pool.kv[:, :, [7, 2]].isnan().any()
+    assert pool.kv[:, :, [3, 5, 0]].isnan().all()
+
+
 def test_a_step_writes_its_own_slots_and_clears_the_blocks_it_begins():
     requests, pool = Requests([6, 5]), cache()
     requests.step(pool, [(0, 0, 6), (1, 0, 5)])

@@ -42,6 +42,28 @@ def step(sched, token_id=7):
     return dict(zip(ids, output.num_scheduled_tokens, strict=True)), preempted
 
 
+def test_the_first_step_admits_in_the_order_of_arrival_whom_budget_seats_and_blocks_have_room_for():
+    for options, expected in (
+        ({}, {"A": 5, "B": 7, "C": 2}),
+        ({"budget": 8}, {"A": 5, "B": 3}),  # a chunk of B's prompt
+        ({"max_num_seqs": 2}, {"A": 5, "B": 7}),
+        ({"num_blocks": 3}, {"A": 5}),  # nobody passes B, though C would fit
+    ):
+        sched = scheduler(**options)
+        requests = [request("A", 5), request("B", 7), request("C", 2)]
+        for each in requests:
+            sched.add(each)
+        output = sched.schedule()
+        scheduled = zip(output.requests, output.num_scheduled_tokens, strict=True)
+        assert {r.request_id: num for r, num in scheduled} == expected
+        assert sched.running == output.requests == requests[: len(expected)]
+        assert list(sched.waiting) == requests[len(expected) :]
+        assert [r.status for r in sched.running] == [RequestStatus.RUNNING] * len(expected)
+        tables = [sched.block_manager.block_table(r.request_id) for r in output.requests]
+        assert output.block_tables == tables
+        assert [len(table) for table in tables] == [-(-num // 4) for num in output.num_scheduled_tokens]
+
+
 def test_a_prompt_is_computed_at_once_and_then_a_token_a_step():
     sched = scheduler()
     sched.add(request("A", 10))
@@ -187,6 +209,13 @@ def test_a_requests_tokens_are_prompt_and_output_in_one_row(start, end, ids):
     state = SamplingState.create(SamplingParams(), [10, 11, 12], (2,), seed=0)
     state.output_token_ids += [20, 21, 22]
     assert Request("A", state).token_ids(start, end) == ids
+
+
+def test_a_request_has_the_tokens_of_its_prompt_and_of_its_output():
+    each = request("A", 3)
+    assert (each.num_prompt_tokens, each.num_tokens) == (3, 3)
+    each.sampling.output_token_ids += [7, 7]
+    assert (each.num_prompt_tokens, each.num_tokens) == (3, 5)
 
 
 def test_the_seven_core_files_stay_under_500_lines_of_code():

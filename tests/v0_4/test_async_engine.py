@@ -9,13 +9,14 @@ import time
 import pytest
 
 from common.errors import RequestError
+from common.outputs import RequestMetrics, RequestOutput
 from common.sampling_params import SamplingParams
 from tests.kit.memory import Watched, without_garbage_collector
 from tests.kit.models import Successor
 from tests.kit.server import Gate
 from tests.kit.tokenizers import byte_tokenizer
 from v0_4_http import LLMEngine
-from v0_4_http.async_engine import AsyncEngine, EngineDeadError, RequestFailedError, UnavailableError
+from v0_4_http.async_engine import AsyncEngine, EngineDeadError, RequestFailedError, RequestStream, UnavailableError
 
 
 class Recorder:
@@ -80,6 +81,14 @@ async def read(stream, texts=None):
     return texts
 
 
+async def has_done(engine, event):
+    """Wait until the engine's thread has set an event, and no longer than it lives."""
+    async with asyncio.timeout(20):
+        while not event.is_set():
+            assert engine._thread.is_alive(), "the engine's thread has ended"
+            await asyncio.sleep(0.002)
+
+
 async def reached(gate, step):
     """Without standing in the event loop's way."""
     await asyncio.to_thread(gate.reached, step)
@@ -93,6 +102,54 @@ def run(function):
         asyncio.run(function(**arguments))
 
     return test
+
+
+def output(request_id, finished=False):
+    return RequestOutput(request_id, None, [1], [], finished, RequestMetrics(0.0))
+
+
+@run
+async def test_a_stream_hands_its_reader_what_was_put_and_ends_with_the_last_of_its_prompts():
+    stream = RequestStream(2, None, abort=lambda _: None)
+    put = [(0, output("A-0")), (1, output("A-1", True)), (0, output("A-0", True))]
+    for index, each in put:
+        stream.put(index, each, 1.0)
+    async with asyncio.timeout(20):
+        assert [item async for item in stream] == put
+
+
+@run
+async def test_a_stream_raises_an_error_after_what_was_put_before_it():
+    stream = RequestStream(1, None, abort=lambda _: None)
+    stream.put(0, output("A-0"), 1.0)
+    stream.fail(UnavailableError("cut short"))
+    items = aiter(stream)
+    async with asyncio.timeout(20):
+        assert (await anext(items))[0] == 0
+        with pytest.raises(UnavailableError, match="cut short"):
+            await anext(items)
+
+
+@run
+async def test_commands_are_run_in_their_order_by_the_engines_thread_also_when_it_sleeps():
+    async with bridge() as (engine, _, _):
+        ran, done = [], threading.Event()
+        for number in range(3):
+            engine.call_soon(lambda number=number: ran.append((number, threading.current_thread().name)))
+        engine.call_soon(done.set)
+        await has_done(engine, done)
+        assert ran == [(number, "engine") for number in range(3)]
+
+
+@run
+async def test_the_engines_thread_steps_while_there_is_something_to_compute_and_then_waits():
+    model = Successor()
+    async with bridge(model) as (engine, _, _):
+        added = threading.Event()
+        engine.call_soon(lambda: engine.engine.add_request("A", "a", greedy(5)) or added.set())
+        await has_done(engine, added)
+        await idle(engine.engine)
+        assert model.num_forwards == 5
 
 
 @run

@@ -160,6 +160,20 @@ def test_without_the_cache_under_another_salt_and_after_a_reset_nobody_catches_u
         manager.check_integrity()
 
 
+def test_owners_are_counted_and_a_block_is_free_again_when_nobody_owns_it():
+    manager = new(num_blocks=4)
+    manager.allocate("a", 8)
+    assert (refs(manager), free_list(manager)) == ([1, 1, 0, 0], [2, 3])
+    manager.fork("a", "b")
+    assert (refs(manager), free_list(manager)) == ([2, 2, 0, 0], [2, 3])
+    manager.free("a")
+    assert (refs(manager), free_list(manager)) == ([1, 1, 0, 0], [2, 3])
+    manager.free("b")
+    # What nobody can find is the first to be used again, and of a request its last block is put there first.
+    assert (refs(manager), free_list(manager)) == ([0] * 4, [0, 1, 2, 3])
+    manager.check_integrity()
+
+
 def test_a_shared_block_is_free_when_its_last_owner_has_gone():
     manager = new()
     allocate(manager, "a", range(9))
