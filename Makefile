@@ -47,10 +47,12 @@ lint: $(VENV)/.test ## ruff, mypy and the ledger
 	$(BIN)/python -m tools.ledger check
 
 docs: $(VENV)/.docs ## Build the site into site/
+	$(BIN)/python -m tools.playground_assets
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python -m tools.sitecheck site $(if $(SITE_BASE),--base $(SITE_BASE)/)
 
 serve-docs: $(VENV)/.docs ## Look at the site on 127.0.0.1:8001
+	$(BIN)/python -m tools.playground_assets
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 notebooks: $(VENV)/.docs ## Make the .ipynb files in build/notebooks

@@ -215,6 +215,28 @@ def serve(milestone: ModuleType) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def watch(milestone: ModuleType, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[Any], Any]]:
+    """`watch(engine)` follows an engine's events, and compares; fails at the end where a comparison did.
+
+    What a listener raises is logged and goes no further, so that the test would not see it.
+    """
+    from tests.kit.watching import Watcher
+
+    yield functools.partial(Watcher, milestone)
+    failed = [record for record in caplog.get_records("call") if "listener failed" in record.getMessage()]
+    assert not failed, failed[0].exc_text
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser; tests that ask for it are skipped where there is none."""
+    from tests.kit.browser import browser
+
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
 def serve_script(serve: Callable[..., Any]) -> Callable[..., Any]:
     """`with serve_script(ids) as server`: a server around SCRIPT, whose script begins after `server.chat()`'s prompt.
 

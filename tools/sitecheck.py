@@ -23,14 +23,16 @@ from urllib.parse import unquote, urljoin, urlsplit
 # Addresses in string literals of the theme's script which no page of ours makes it use: mermaid, GitHub and GitLab need
 # elements that LAZY_LOADERS refuses, the polyfill a browser from before 2020.
 ALLOWED_IN_SCRIPTS = (
+    "http://www.w3.org/",  # names of namespaces, which nobody loads
     "https://unpkg.com/mermaid@",
     "https://unpkg.com/resize-observer-polyfill",
     "https://api.github.com/",
-    "https://${",  # GitLab, whose host comes from the page
+    "https://${",  # GitLab, whose host comes from the page; Pyodide's unused sockets
+    "https://cdn.jsdelivr.net/pyodide/",  # where Pyodide looks for itself unless it is told a folder, as it is
 )
 LAZY_LOADERS = {"mermaid": "unpkg.com", "md-source": "the repository's host"}  # by class of the element
 
-MAX_PAGE_BYTES = 300_000
+MAX_PAGE_BYTES = 350_000  # the exercises are the largest: 27 with their solutions, some 60 kB when they travel
 # Characters of a line of code that can be read in a window 1280 pixels wide, by the page's folder: a page of changes
 # does not wrap its lines; elsewhere a line of 112 fits, and one that is longer is wrapped, twice at most.
 CODE_COLUMNS = {"changes/": 140, "": 336}

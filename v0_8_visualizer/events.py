@@ -17,7 +17,7 @@ With nobody listening no event is made: `emit` is given the class and its fields
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 logger = logging.getLogger(__name__)
@@ -323,5 +323,9 @@ class EventBus:
 
 def as_message(event: Event) -> dict[str, Any]:
     """An event as what JSON can say: its type and its fields."""
-    values = asdict(event) if isinstance(event, Step) else {name: getattr(event, name) for name in event.__slots__}
+    values = (
+        asdict(event)
+        if isinstance(event, Step)
+        else {field.name: getattr(event, field.name) for field in fields(event)}
+    )
     return {"type": event.type} | values

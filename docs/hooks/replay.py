@@ -63,10 +63,8 @@ def expand(markdown: str, page: str, docs: Path) -> str:
         source = posixpath.relpath(PAGE, posixpath.dirname(page) or ".")
         query = f"{source}?recording={posixpath.relpath(file, posixpath.dirname(PAGE))}"
         return (
-            '<figure class="replay" markdown>\n'
-            f'<iframe src="{query}&amp;embed" title="{html.escape(title)}" loading="lazy"></iframe>\n'
-            f'<figcaption markdown="span">{caption} <a href="{query}">Open it in full.</a></figcaption>\n'
-            "</figure>\n"
+            f'<iframe class="replay" src="{query}&amp;embed" title="{html.escape(title)}" loading="lazy"></iframe>\n\n'
+            f'{caption} <a href="{query}">Open it in full.</a>\n'
         )
 
     return replace_directives(markdown, "replay", replacement)

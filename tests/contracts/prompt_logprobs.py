@@ -54,7 +54,8 @@ def count_rows(model, monkeypatch):
 
 def preempt_all(scheduler):
     while scheduler.running:
-        scheduler._preempt_newest()
+        newest = scheduler.running[-1]
+        scheduler._preempt_newest(*([newest] if hasattr(scheduler, "events") else []))  # from v0.8 on: for whom
 
 
 @pytest.mark.parametrize("num", [0, 1, 5])

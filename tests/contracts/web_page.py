@@ -3,9 +3,6 @@
 import itertools
 import json
 
-import pytest
-
-from tests.kit import browser as browsers
 from tests.kit.browser import account, grid, is_live, page_of
 from tests.kit.models import Recall, ScriptModel, Successor
 from tests.kit.server import held, wait_until
@@ -13,12 +10,6 @@ from tests.kit.server import held, wait_until
 SINCE = "v0_8"
 KEY = "sk-secret/+key"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b> 🎈  two spaces"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browsers.browser() as found:
-        yield found
 
 
 def states(page, request_id):
@@ -45,9 +36,8 @@ def test_the_page_loads_and_shows_a_request_from_its_first_state_to_its_last(ser
         held(server) as (_, submit),
     ):
         is_live(page)
-        assert "tiny" in page.inner_text("#model")
-        page.evaluate("() => fetch('../events/control', {method: 'POST', body: '{\"paused\": true}'})")
-        wait_until(lambda: server.app.state.engine.pace.paused, "it is paused")
+        page.wait_for_function("() => document.querySelector('#model').textContent.includes('tiny')")
+        server.http.post("/events/control", json={"paused": True})
         answer = submit(server.complete, prompt=[*range(40, 60)], max_tokens=4)
         page.wait_for_selector("#requests [data-request]")
         request_id = page.get_attribute("#requests [data-request]", "data-request")
@@ -101,14 +91,19 @@ def test_the_grid_is_the_block_managers_account_after_every_step_of_a_run_with_p
 def test_a_page_that_is_opened_late_shows_the_true_state_and_one_that_lost_its_connection_finds_it_again(
     serve, chromium
 ):
-    with serve(Successor(), num_blocks=100, block_size=4) as server, held(server, 5) as (gate, submit):
+    with serve(Successor(), num_blocks=100, block_size=4) as server, held(server, 5, 8) as (gate, submit):
         answer = submit(server.complete, prompt=[*b"ABCDEFGHI"], max_tokens=30)
         gate.reached(5)
-        context_gate = gate
         with page_of(server, chromium) as page:
-            context_gate.go(5)
+            wait_until(lambda: server.app.state.engine._commands, "a snapshot is asked for")
+            gate.go(5)
             is_live(page)
-            page.wait_for_selector("#requests [data-request]")
+            gate.reached(8)
+            page.wait_for_selector('#requests [data-request][data-state="decode" i]')
+            page.wait_for_function("() => window.visualizer.state.step === 6")
+            assert "JKLMNOP" in page.inner_text("#requests [data-request]")
+            assert grid(page) == account(server.engine)
+            gate.go(8)
             answer.result()
             wait_until(lambda: not server.engine.has_unfinished_requests(), "it has ended")
             page.wait_for_function(

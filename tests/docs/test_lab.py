@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+import lab
 import pytest
 from sources import SourceError
 
-import lab
 from tools.lab.tasks import all_tasks, version
 
 ROOT = Path(__file__).resolve().parents[2]

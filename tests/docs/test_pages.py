@@ -51,7 +51,8 @@ PAGES = [
 ]
 OPENING = re.compile(r"(?P<indent> *)`{3,} *(?P<language>\w*)(?:.*title=\"(?P<title>[^\"]+)\")?")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*\Z")
-SERVER = "v0_4_http"  # its module runs until a signal comes
+SERVER = "v0_4_http"  # its module runs until a signal comes, like those of
+SERVERS = (SERVER, "v0_6_prefix_cache", "v0_7_speculative", "v0_8_visualizer", "websockets")
 HARMLESS = ("echo", "source")  # which change nothing that anybody would look at
 COPIED = ("common", "tests", "tools", "v0_*", "pyproject.toml")  # what an exercise needs
 
@@ -133,7 +134,7 @@ def is_run(command: str) -> bool:
     The lab's commands change a folder in which somebody may be at work; `tests/tools/test_lab.py` runs them elsewhere.
     """
     modules = [arguments[1] for program, *arguments in words(command) if program == "python"]
-    return bool(modules) and not {"pytest", SERVER, "tools.lab"} & set(modules)
+    return bool(modules) and not {"pytest", "tools.lab", *SERVERS} & set(modules)
 
 
 def needs_model(block: Block) -> bool:

@@ -22,7 +22,8 @@ def docs(tmp_path):
 )
 def test_a_replay_is_a_frame_with_the_recordings_address_seen_from_the_page(docs, page, source):
     text = expand(f"before\n\n{LINE}\n\nafter", page, docs)
-    assert f'<iframe src="{source}?recording=../recordings/a.jsonl&amp;embed" title="Two requests &amp; one"' in text
+    address = f"{source}?recording=../recordings/a.jsonl"
+    assert f'<iframe class="replay" src="{address}&amp;embed" title="Two requests &amp; one"' in text
     assert f'Look at *this*. <a href="{source}?recording=../recordings/a.jsonl">' in text
     assert text.startswith("before\n\n")
     assert text.endswith("\n\nafter")

@@ -2,4 +2,4 @@
 
 from tests.contracts import promises
 
-globals().update(promises("v0.8"))
+globals().update(promises("v0_8"))

@@ -19,6 +19,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from common.chat import normalize_messages
 from common.errors import RequestError, shown
 from common.prompts import as_list, encode, for_each
 from common.sampling_params import SamplingParams, check_token_ids
@@ -90,7 +91,8 @@ class Serving:
         check_scores(len(token_ids), {"prompt_logprobs": body.prompt_logprobs})
         num_top, totals = body.top_logprobs or 0, Totals(1, params.n)
         answer = ChatAnswer(_new_id("chatcmpl"), name, totals, num_top, self.tokenizer, _extras(body))
-        return await self._answer(answer, [(None, token_ids)], params, body, request)
+        said = normalize_messages(body.messages[-1:])[0]["content"]  # what those who watch are shown of it
+        return await self._answer(answer, [(said, token_ids)], params, body, request)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""

@@ -16,7 +16,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from ..async_engine import AsyncEngine
@@ -78,7 +78,7 @@ class Viewers:
         """Whether no more may watch."""
         return len(self._viewers) >= MOST_VIEWERS
 
-    async def watch(self) -> AsyncIterator[str]:
+    async def watch(self) -> AsyncGenerator[str, None]:
         """The messages for a new viewer, as JSON, until its reader leaves.
 
         Raises:

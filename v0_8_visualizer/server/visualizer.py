@@ -91,9 +91,9 @@ def install(app: FastAPI, engine: AsyncEngine, args: ServerArgs, about: dict[str
         return respond(Pace(paused=pace.paused, delay=pace.delay))
 
     @app.get("/visualizer", include_in_schema=False)
-    async def visualizer() -> Response:
+    async def visualizer(request: Request) -> Response:
         """To the folder, so that the page finds its files beside it."""
-        return RedirectResponse("visualizer/")
+        return RedirectResponse("visualizer/" + (f"?{request.url.query}" if request.url.query else ""))
 
     @app.get("/visualizer/{name:path}", include_in_schema=False)
     async def file(name: str) -> Response:

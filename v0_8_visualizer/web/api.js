@@ -1,9 +1,9 @@
 /**
  * What the page asks of the server by HTTP: answers to prompts, another pace, the recording of the run.
  *
- * The key stays in the tab (`sessionStorage`), and goes into headers and into the WebSocket's subprotocol, never into an
- * address. What this leaves out: the answers. The page sees them as events, like everybody's; their bodies are only read
- * so that the server can go on sending, and closed to abort.
+ * The key stays in the tab (`sessionStorage`), and goes into headers and into the WebSocket's subprotocol, never into
+ * an address. What this leaves out: the answers. The page sees them as events, like everybody's; their bodies are only
+ * read so that the server can go on sending, and closed to abort.
  */
 
 const KEY_NAME = "mini-vllm.key";

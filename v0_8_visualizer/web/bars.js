@@ -23,7 +23,20 @@ export function layoutOf(steps, right, barWidth, width, height, isLinear) {
   const share = (tokens) => (isLinear ? tokens / budget : Math.sqrt(tokens / budget));
   const base = TOP + barHeight;
   const stepAt = (x) => visible[Math.floor((x - LEFT) / barWidth)] ?? null;
-  const layout = { first, last: right, visible, capacity, barWidth, width, height, barHeight, base, budget, share, stepAt };
+  const layout = {
+    first,
+    last: right,
+    visible,
+    capacity,
+    barWidth,
+    width,
+    height,
+    barHeight,
+    base,
+    budget,
+    share,
+    stepAt,
+  };
   layout.partsOf = (step) => partsOf(step, layout);
   layout.partAt = (x, y) => {
     const step = x < LEFT ? null : stepAt(x);
@@ -40,7 +53,14 @@ function partsOf(step, { base, barHeight, share }) {
   let bottom = base;
   const add = (part, kind, tokens) => {
     if (tokens > 0) {
-      parts.push({ id: part.id, label: part.label, colour: part.colour, kind, bottom, top: bottom - tokens * perToken });
+      parts.push({
+        id: part.id,
+        label: part.label,
+        colour: part.colour,
+        kind,
+        bottom,
+        top: bottom - tokens * perToken,
+      });
       bottom -= tokens * perToken;
     }
   };
@@ -101,9 +121,12 @@ export function drawBars(canvas, layout, colours, { chosen, isFixed, hover, lit 
   }
 }
 
-function drawScale(context, { width, budget, share, base, barHeight }, colours) {
+function drawScale(context, { visible, width, budget, share, base, barHeight }, colours) {
   context.textAlign = "right";
   context.lineWidth = 1;
+  if (visible.length === 0) {
+    return;
+  }
   const ticks = [budget, budget / 2, budget / 8, budget / 32].map(Math.round).filter((tick) => tick > 0);
   let above = -Infinity;
   for (const tick of ticks) {

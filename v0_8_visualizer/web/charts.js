@@ -86,7 +86,7 @@ export class Charts {
   /** Returns whether it has something newer to show later. */
   render(state, dirty, now) {
     this.stale ||= dirty.steps || dirty.all;
-    if (!this.stale || now - this.time < PAUSE) {
+    if (!this.stale || (now - this.time < PAUSE && !dirty.all)) {
       return this.stale;
     }
     this.time = now;
@@ -109,7 +109,8 @@ export class Charts {
 function draw(chart, steps, rates, end) {
   const values = chart.lines.map(([, valueOf]) => steps.map((step, i) => valueOf(step, rates[i])));
   const most = chart.top ?? Math.max(1, ...values.flat()) * 1.1;
-  const x = (i) => (WIDTH * (1 - (end - steps[i].time) / SPAN)).toFixed(1);
+  const span = Math.min(SPAN, Math.max(5, end - (steps[0]?.time ?? end))); // a short run fills the chart as well
+  const x = (i) => (WIDTH * (1 - (end - steps[i].time) / span)).toFixed(1);
   const y = (value) => (HEIGHT - 2 - (value / most) * (HEIGHT - 6)).toFixed(1);
   const every = Math.max(1, Math.floor(steps.length / 400));
   values.forEach((line, number) => {
@@ -121,7 +122,8 @@ function draw(chart, steps, rates, end) {
     });
     setAttribute(chart.paths[number], "d", points.length > 1 ? `M${points.join("L")}` : null);
     if (number === 0) {
-      const area = points.length > 1 ? `M${x(0)},${HEIGHT}L${points.join("L")}L${x(steps.length - 1)},${HEIGHT}Z` : null;
+      const area =
+        points.length > 1 ? `M${x(0)},${HEIGHT}L${points.join("L")}L${x(steps.length - 1)},${HEIGHT}Z` : null;
       setAttribute(chart.area, "d", area);
     }
   });

@@ -3,7 +3,7 @@
  *
  * A colour is a place on a wheel of twelve; `style.css` says what each looks like in dark and in light. It follows from
  * the request's id, and is moved along the wheel where a neighbour in order of arrival has one that looks alike.
- * What this leaves out: more than twelve colours. With many requests a colour comes back, and the label tells them apart.
+ * What this leaves out: more than twelve colours. With many requests a colour comes back, and labels tell them apart.
  */
 
 export const NUM_COLOURS = 12;

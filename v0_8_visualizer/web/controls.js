@@ -24,7 +24,12 @@ export class Controls {
   }
 
   buildPrompts() {
-    this.prompts = make("textarea", { id: "prompts", rows: 3, placeholder: "One prompt a line", "aria-label": "Prompts, one a line" });
+    this.prompts = make("textarea", {
+      id: "prompts",
+      rows: 3,
+      placeholder: "One prompt a line",
+      "aria-label": "Prompts, one a line",
+    });
     this.prompts.addEventListener("input", () => this.edited());
     this.prompts.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -39,12 +44,20 @@ export class Controls {
     ].map(([value, text]) => make("option", { value }, text));
     this.mode = make("select", { id: "mode" }, ...options);
     this.mode.addEventListener("change", () => this.edited());
-    this.send = make("button", { type: "button", id: "submit", class: "primary", onclick: () => this.submit() }, "Submit");
+    this.send = make(
+      "button",
+      { type: "button", id: "submit", class: "primary", onclick: () => this.submit() },
+      "Submit",
+    );
     this.cancelButton = make("button", { type: "button", class: "quiet", onclick: () => this.cancel() }, "Abort mine");
     this.cancelButton.hidden = true;
     this.hint = make("p", { class: "hint", role: "status" });
     const preset = (id, text, title, makePreset) =>
-      make("button", { type: "button", id, title, class: "quiet preset", onclick: () => this.usePreset(makePreset) }, text);
+      make(
+        "button",
+        { type: "button", id, title, class: "quiet preset", onclick: () => this.usePreset(makePreset) },
+        text,
+      );
     this.presets = [
       preset("preset-question", "One question", "Watch one request from its prompt to its answer", oneQuestion),
       preset("preset-shared", "Shared prefix", "Eight prompts with one long beginning share its blocks", sharedPrefix),
@@ -80,7 +93,7 @@ export class Controls {
     this.paceHint = make("p", { class: "hint", id: "pace-hint" });
     this.pace = make(
       "fieldset",
-      { class: "pace", id: "pace", "aria-describedby": "pace-hint" },
+      { class: "pace", id: "pace", disabled: true, "aria-describedby": "pace-hint" },
       make("legend", { class: "label" }, "Pace"),
       make("div", { class: "buttons" }, this.pauseButton, this.stepButton),
       make("label", { class: "field wide" }, make("span", {}, "Slow motion: ", this.slowText), this.slow),
@@ -100,7 +113,10 @@ export class Controls {
     this.stepButton.disabled = !this.isPaused;
     setText(this.pauseButton, this.isPaused ? "Resume" : "Pause");
     setAttribute(this.pauseButton, "aria-pressed", this.isPaused);
-    setText(this.paceHint, isAllowed ? pace(state.pace) : "Start the server with --allow-control to pause it, or to slow it down.");
+    setText(
+      this.paceHint,
+      isAllowed ? pace(state.pace) : "Start the server with --allow-control to pause it, or to slow it down.",
+    );
     const nearest = DELAYS.findLastIndex((delay) => delay <= state.pace.delay);
     if (document.activeElement !== this.slow) {
       this.slow.value = nearest;
@@ -125,7 +141,7 @@ export class Controls {
   setHint() {
     const numPrompts = this.lines().length;
     const isLate = this.mode.value === "chat" && numPrompts > MAX_CHATS;
-    const late = `A browser sends ${MAX_CHATS} chat messages at a time, and the others later. Plain text goes all at once.`;
+    const late = `A browser sends ${MAX_CHATS} chat messages at a time, the others later. Plain text goes all at once.`;
     setText(this.hint, isLate ? late : "");
     setText(this.send, numPrompts > 1 ? `Submit ${numPrompts} prompts` : "Submit");
   }
@@ -146,7 +162,10 @@ export class Controls {
     this.setHint();
     Object.assign(this, { ignoreEnd: preset.ignoreEnd, leaderFirst: preset.leaderFirst });
     const first = preset.leaderFirst ? " The first goes ahead, so that the others find its blocks." : "";
-    setText(this.hint, `${plural(preset.prompts.length, "prompt")} of about ${preset.prompts[0].split(" ").length} words.${first}`);
+    setText(
+      this.hint,
+      `${plural(preset.prompts.length, "prompt")} of about ${preset.prompts[0].split(" ").length} words.${first}`,
+    );
     this.send.focus();
   }
 

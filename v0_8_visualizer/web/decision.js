@@ -22,31 +22,34 @@ export class Decision {
     this.view = view;
     this.root = byId("decision");
     this.shown = null;
+    this.wasFixed = false;
     this.time = -Infinity;
     this.onGo = null; // set by a replay: be at this step
   }
 
   /** Returns whether it has something newer to show later. */
-  render(state, now) {
+  render(state, dirty, now) {
     const { steps } = state;
     const index = this.view.step === null ? steps.length - 1 : findStep(steps, this.view.step);
     const step = steps[index] ?? null;
-    if (step === this.shown && this.root.firstChild) {
+    const isFixed = this.view.step !== null;
+    if (step === this.shown && isFixed === this.wasFixed && this.root.firstChild) {
       return false;
     }
-    if (this.view.step === null && now - this.time < PAUSE) {
+    if (!isFixed && !dirty.all && this.shown !== null && now - this.time < PAUSE) {
       return true;
     }
     this.time = now;
     this.shown = step;
-    setAttribute(this.root, "aria-live", this.view.step === null ? "off" : "polite");
+    this.wasFixed = isFixed;
+    setAttribute(this.root, "aria-live", isFixed ? "polite" : "off");
     setAttribute(this.root, "data-step", step?.number ?? null);
     if (step === null) {
       this.root.replaceChildren(make("p", { class: "empty" }, "No step yet. Each step of the engine becomes a bar."));
       return false;
     }
     const title = make("h3", {}, `Step ${step.number}`, make("span", {}, ` at ${step.time.toFixed(2)} s`));
-    if (this.onGo) {
+    if (this.onGo && isFixed) {
       const onclick = () => this.onGo(step.number);
       title.append(make("button", { type: "button", class: "link", onclick }, "Go there"));
     }

@@ -6,6 +6,7 @@
 
 import { ratesOf } from "./charts.js";
 import { byId, make, setAttribute, setText } from "./dom.js";
+import { grouped } from "./words.js";
 
 const FIGURES = [
   ["step", "Step"],
@@ -37,8 +38,8 @@ export class Header {
   }
 
   /** Returns whether it has something newer to show later. */
-  render(state, now) {
-    if (now - this.time < PAUSE) {
+  render(state, dirty, now) {
+    if (now - this.time < PAUSE && !dirty.all) {
       return true;
     }
     this.time = now;
@@ -57,13 +58,13 @@ export class Header {
     const { prompt, cached, preemptions } = state.totals;
     const written = ratesOf(state.steps.slice(-400)).at(-1)?.written ?? 0;
     const texts = {
-      step: state.step < 0 ? "–" : state.step.toLocaleString("en"),
-      running: running.toLocaleString("en"),
-      waiting: waiting.toLocaleString("en"),
-      blocks: `${used.toLocaleString("en")} / ${state.blocks.length.toLocaleString("en")}`,
+      step: state.step < 0 ? "–" : grouped(state.step),
+      running: grouped(running),
+      waiting: grouped(waiting),
+      blocks: `${grouped(used)} / ${grouped(state.blocks.length)}`,
       throughput: written.toFixed(written < 10 ? 1 : 0),
       cached: prompt > 0 ? `${Math.round((100 * cached) / prompt)} %` : "–",
-      preemptions: preemptions.toLocaleString("en"),
+      preemptions: grouped(preemptions),
     };
     Object.entries(texts).forEach(([key, text]) => setText(this.values[key], text));
     return false;

@@ -1,14 +1,15 @@
 /**
  * The source of a live page: a WebSocket that comes back by itself.
  *
- * A browser can't see why a WebSocket was refused. So after a refusal a plain request is sent with the same key: if that
- * one is answered with 401, the key is missing or wrong, and the page asks for it.
- * What this leaves out: repair. After a gap in the numbers it connects again, and the server's snapshot mends everything.
+ * A browser can't see why a WebSocket was refused. So after a refusal a plain request is sent with the same key: if
+ * that one is answered with 401, the key is missing or wrong, and the page asks for it.
+ * What this leaves out: repair. After a gap in the numbers it connects again, and the server's snapshot mends all.
  */
 
 import { Api, protocolsFor } from "./api.js";
 
 const DELAYS = [0.5, 1, 2, 4, 8]; // seconds until the next try
+const NOBODY = "No engine answers here. Start one with python -m v0_8_visualizer, or open a recording.";
 const REASONS = {
   1011: "The engine has stopped after an error. Look at the server's log, and restart it.",
   1012: "The server is shutting down. Waiting for it to come back.",
@@ -25,6 +26,7 @@ export class LiveSource {
     this.numFailures = 0;
     this.timer = 0;
     this.lastSeq = null;
+    this.wasEverOpen = false;
     this.wake = () => !document.hidden && !this.socket && this.retry();
   }
 
@@ -64,7 +66,7 @@ export class LiveSource {
     this.lastSeq = null;
     let wasOpen = false;
     socket.addEventListener("open", () => {
-      wasOpen = true;
+      wasOpen = this.wasEverOpen = true;
       this.numFailures = 0;
       this.status("open", "Live");
     });
@@ -87,7 +89,8 @@ export class LiveSource {
     const again = DELAYS[Math.min(this.numFailures, DELAYS.length - 1)] * (0.8 + 0.4 * Math.random());
     this.numFailures += 1;
     this.timer = window.setTimeout(() => this.connect(), again * 1000);
-    const text = REASONS[code] ?? "The connection was lost. Is the server still running?";
+    const lost = this.wasEverOpen ? "The connection was lost. Trying again." : NOBODY;
+    const text = REASONS[code] ?? lost;
     this.status("closed", "Not connected", text);
     if (!wasOpen) {
       await this.explainRefusal();
@@ -100,7 +103,8 @@ export class LiveSource {
       window.clearTimeout(this.timer); // without another key the next try would fail as well
       this.status("failed", "Key needed", null, true);
     } else if (status !== null && this.socket === null) {
-      const text = "The server answers, but refuses to show its events. Open the page under the address the server prints.";
+      const text =
+        "The server answers, but shows no events. Close other pages that watch it, or open the address it has printed.";
       this.status("closed", "Refused", text);
     }
   }

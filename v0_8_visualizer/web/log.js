@@ -7,16 +7,20 @@
 
 import { byId, make, say, setAttribute, setText } from "./dom.js";
 import { nameOf } from "./state.js";
-import { describe } from "./words.js";
+import { describe, grouped } from "./words.js";
 
 const LINE = 24; // pixels
+const PAUSE = 100; // milliseconds between two drawings of what comes by itself
 const KINDS = [
   ["Requests", ["request_queued", "request_admitted", "request_forked", "request_finished", "request_aborted"]],
   ["Preemptions", ["request_preempted"]],
   ["Prefill", ["prefill_chunk"]],
   ["Tokens", ["first_token", "decode"]],
   ["Drafts", ["speculative_round"]],
-  ["Blocks", ["block_allocated", "block_shared", "block_copied", "block_cached", "block_evicted", "block_freed", "cache_reset"]],
+  [
+    "Blocks",
+    ["block_allocated", "block_shared", "block_copied", "block_cached", "block_evicted", "block_freed", "cache_reset"],
+  ],
   ["Steps", ["step"]],
   ["Engine", ["snapshot", "pace_changed"]],
 ];
@@ -33,11 +37,18 @@ export class LogPanel {
     this.lines = [];
     this.atEnd = true;
     this.state = null;
+    this.height = 0;
+    this.time = -Infinity;
+    this.isStale = false;
     this.buildTools();
     this.root.addEventListener("scroll", () => {
       this.atEnd = this.root.scrollTop + this.root.clientHeight >= this.root.scrollHeight - LINE;
       view.onChange("scroll");
     });
+    new ResizeObserver(() => {
+      this.height = this.root.clientHeight;
+      this.draw();
+    }).observe(this.root);
   }
 
   buildTools() {
@@ -52,7 +63,11 @@ export class LogPanel {
       });
       tools.append(button);
     }
-    this.select = make("select", { "aria-label": "Events of which request" }, make("option", { value: "" }, "All requests"));
+    this.select = make(
+      "select",
+      { "aria-label": "Events of which request" },
+      make("option", { value: "" }, "All requests"),
+    );
     this.select.addEventListener("pointerdown", () => this.fillSelect());
     this.select.addEventListener("focus", () => this.fillSelect());
     this.select.addEventListener("change", () => this.view.filterLog(this.select.value || null));
@@ -84,7 +99,8 @@ export class LogPanel {
     this.draw();
   }
 
-  render(state, dirty) {
+  /** Returns whether it has something newer to show later. */
+  render(state, dirty, now) {
     const isOther = this.state !== state;
     this.state = state;
     if (isOther || dirty.all) {
@@ -100,18 +116,24 @@ export class LogPanel {
       if (this.list.length > 2500) {
         this.list = this.list.slice(-2000);
       }
+      this.isStale = true;
+    }
+    if (this.isStale && now - this.time >= PAUSE) {
+      this.time = now;
       this.draw();
     }
+    return this.isStale;
   }
 
   /** Write the lines in sight. */
   draw() {
-    const height = this.root.clientHeight;
+    this.isStale = false;
+    const { height } = this;
     const total = this.list.length * LINE;
     if (total !== this.total) {
       this.total = total;
       this.spacer.style.height = `${total}px`;
-      setText(byId("log-summary"), this.state ? `the newest ${this.list.length.toLocaleString("en")}` : "");
+      setText(byId("log-summary"), this.state ? `the newest ${grouped(this.list.length)}` : "");
     }
     const top = this.atEnd ? Math.max(0, total - height) : this.root.scrollTop;
     if (this.atEnd && Math.abs(this.root.scrollTop - top) > 1) {
@@ -120,7 +142,12 @@ export class LogPanel {
     const first = Math.floor(top / LINE);
     const numLines = Math.min(Math.ceil(height / LINE) + 1, this.list.length);
     while (this.lines.length < numLines) {
-      const line = { message: null, element: make("div", { class: "log-line" }), time: make("time"), words: make("span") };
+      const line = {
+        message: null,
+        element: make("div", { class: "log-line" }),
+        time: make("time"),
+        words: make("span"),
+      };
       line.element.append(line.time, line.words);
       this.root.append(line.element);
       this.lines.push(line);
@@ -141,7 +168,10 @@ export class LogPanel {
     line.message = message;
     setText(line.time, `${message.time.toFixed(3)} s`);
     setAttribute(line.element, "data-type", message.type);
-    say(line.words, describe(message, (id) => ({ id, ...nameOf(this.state, id) })));
+    say(
+      line.words,
+      describe(message, (id) => ({ id, ...nameOf(this.state, id) })),
+    );
   }
 }
 

@@ -1,15 +1,15 @@
 /**
  * Puts the page together: a source's messages are folded into the state, and once a frame what has changed is drawn.
  *
- * The address may say: `?recording=` (a file of this site, played instead of a live engine), `&step=` (be there, and wait),
- * `&speed=`, `?embed` (inside of another page: only what is needed there), `?theme=dark` or `light`.
+ * The address may say: `?recording=` (a file of this site, played instead of a live engine), `&step=` (be there, and
+ * wait), `&speed=`, `?embed` (inside of another page: only what is needed there), `?theme=dark` or `light`.
  * What this leaves out: everything else. See `sources.js` for where messages come from, `state.js` for what they mean.
  */
 
 import { Charts } from "./charts.js";
 import { Controls, explain } from "./controls.js";
 import { Decision } from "./decision.js";
-import { byId, notify } from "./dom.js";
+import { byId, notify, setText } from "./dom.js";
 import { Header } from "./header.js";
 import { LogPanel } from "./log.js";
 import { PoolPanel } from "./pool.js";
@@ -17,7 +17,7 @@ import { ReplayBar } from "./replay.js";
 import { RequestsPanel } from "./requests.js";
 import { sourceOf, sourceOfFile } from "./sources.js";
 import { createState, fold, takeDirty } from "./state.js";
-import { startTheme } from "./theme.js";
+import { followFrame, startTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
 
@@ -43,6 +43,7 @@ let isLitStale = false;
 
 window.visualizer = {
   frameTimes,
+  use,
   get state() {
     return state;
   },
@@ -63,10 +64,9 @@ function draw(now) {
   isScheduled = false;
   const begin = performance.now();
   const dirty = takeDirty(state);
-  panels.requests.render(state, dirty);
-  panels.pool.render(state, dirty);
-  panels.timeline.render(state, dirty);
-  panels.log.render(state, dirty);
+  panels.timeline.render(state, dirty); // the first: a canvas asks for the page's style
+  const isMoving = panels.requests.render(state, dirty);
+  const isPoolLate = panels.pool.render(state, dirty, now);
   controls?.render(state, dirty);
   if (isLitStale) {
     isLitStale = false;
@@ -74,10 +74,14 @@ function draw(now) {
     panels.pool.renderLit();
   }
   const later = [
-    panels.header.render(state, now),
+    isMoving,
+    isPoolLate,
+    panels.header.render(state, dirty, now),
     panels.charts.render(state, dirty, now),
-    panels.decision.render(state, now),
+    panels.decision.render(state, dirty, now),
   ];
+  panels.requests.follow(); // the last ones, because they ask where things are
+  later.push(panels.log.render(state, dirty, now));
   if (later.includes(true)) {
     schedule();
   }
@@ -113,6 +117,10 @@ function use(next) {
   byId("download").hidden = next.engine === null;
   panels.decision.onGo = next.player ? (number) => next.player.goToStep(number) : null;
   document.documentElement.dataset.source = next.kind;
+  setText(
+    byId("requests-empty"),
+    next.engine ? "No requests yet. Choose a preset above, or send the server prompts." : "No requests yet.",
+  );
   if (next.engine) {
     controls = new Controls(next.engine);
   }
@@ -123,12 +131,15 @@ function use(next) {
     },
     state: (other) => {
       state = other;
+      panels.timeline.choose(null);
       schedule();
     },
     status: (status) => {
       panels.header.status(status);
       byId("key-form").hidden = !status.needsKey;
-      notify(status.needsKey ? null : status.detail);
+      if (status.state !== "connecting") {
+        notify(status.detail);
+      }
     },
   });
   if (next.player) {
@@ -181,6 +192,9 @@ async function download() {
 
 document.documentElement.classList.toggle("embed", parameters.has("embed"));
 startTheme(byId("theme"), parameters, () => panels.timeline.touch());
+if (parameters.has("embed")) {
+  followFrame(() => panels.timeline.touch());
+}
 byId("open-recording").addEventListener("click", () => byId("recording-file").click());
 byId("recording-file").addEventListener("change", (event) => {
   const [file] = event.target.files;

@@ -9,8 +9,10 @@
 import { byId, make, say, setAttribute, setText } from "./dom.js";
 import { nameOf } from "./state.js";
 
-const MAX_HEIGHT = 460; // pixels, if cells of the least size allow it
-const CELL_SIZES = [36, 32, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 9, 8, 7, 6];
+const MAX_HEIGHT = 470; // pixels, if cells of the least size allow it
+const [MIN_CELL, MAX_CELL] = [6, 54]; // pixels, with the gap
+const [MIN_COLUMNS, COLUMNS_STEP] = [8, 4]; // rows of a round number are easier to count
+const [LARGE, PAUSE] = [1024, 48]; // a pool of more blocks is painted anew only after so many milliseconds
 const LABEL_SIZE = 16; // smaller cells have no room for a label
 
 /** What a block is: `free`, `cached` (free, but it can still be found), `owned` or `shared`. */
@@ -27,6 +29,8 @@ export class PoolPanel {
     this.grid = byId("pool");
     this.cells = [];
     this.known = []; // what each cell shows: {state, owners, cached}
+    this.pending = new Set(); // numbers of blocks that are not drawn as they are
+    this.time = -Infinity;
     this.lit = new Set(); // numbers of blocks
     this.columns = 1;
     this.hasLabels = true;
@@ -42,23 +46,33 @@ export class PoolPanel {
     new ResizeObserver(() => this.arrange()).observe(this.grid);
   }
 
-  render(state, dirty) {
+  /** Returns whether it has something newer to show later. */
+  render(state, dirty, now) {
     this.state = state;
+    if (!state.ready) {
+      this.build(0);
+      return false;
+    }
     if (state.blocks.length !== this.cells.length) {
       this.build(state.blocks.length);
     }
+    dirty.blocks.forEach((number) => this.pending.add(number));
     if (dirty.all) {
-      state.blocks.forEach((block, number) => this.renderBlock(block, number));
-    } else {
-      dirty.blocks.forEach((number) => this.renderBlock(state.blocks[number], number));
+      state.blocks.forEach((_, number) => this.pending.add(number));
+    } else if (this.pending.size === 0) {
+      return false;
+    } else if (this.cells.length > LARGE && now - this.time < PAUSE) {
+      return true;
     }
-    if (dirty.all || dirty.blocks.size > 0) {
-      this.renderSummary(state);
-      this.renderLit();
-      if (this.told !== null && (dirty.all || dirty.blocks.has(this.told))) {
-        this.describe(this.told);
-      }
+    this.time = now;
+    this.pending.forEach((number) => this.renderBlock(state.blocks[number], number));
+    this.renderSummary(state);
+    this.renderLit();
+    if (this.told !== null && this.pending.has(this.told)) {
+      this.describe(this.told);
     }
+    this.pending.clear();
+    return false;
   }
 
   build(numBlocks) {
@@ -66,6 +80,8 @@ export class PoolPanel {
       make("div", { class: "block", role: "option", "data-block": number, tabindex: number === 0 ? 0 : -1 }),
     );
     this.known = Array.from({ length: numBlocks }, () => ({}));
+    this.counts = { free: 0, cached: 0, owned: 0, shared: 0 };
+    this.pending.clear();
     this.focused = 0;
     this.told = null;
     this.grid.replaceChildren(...this.cells);
@@ -88,15 +104,16 @@ export class PoolPanel {
     setAttribute(cell, "data-cached", block.cached ? "" : null);
     const owners = names.map((name) => name.label).join(", ");
     setAttribute(cell, "aria-label", `Block ${number}, ${state}${owners ? ` by ${owners}` : ""}`);
+    this.counts[state] += 1;
+    if (known.state !== undefined) {
+      this.counts[known.state] -= 1;
+    }
     this.known[number] = { state, owners: block.owners, cached: block.cached, label: labelFor(names) };
     setText(cell, this.hasLabels ? this.known[number].label : "");
   }
 
   renderSummary(state) {
-    const counts = { free: 0, cached: 0, owned: 0, shared: 0 };
-    for (const known of this.known) {
-      counts[known.state] += 1;
-    }
+    const { counts } = this;
     const numUsed = counts.owned + counts.shared;
     const parts = [`${numUsed} of ${this.cells.length} blocks in use`];
     if (counts.shared) {
@@ -125,10 +142,14 @@ export class PoolPanel {
     if (width === 0 || this.cells.length === 0) {
       return;
     }
-    const columnsOf = (size) => Math.max(1, Math.floor((width + 1) / size));
-    const fits = (size) => Math.ceil(this.cells.length / columnsOf(size)) * size <= MAX_HEIGHT;
-    const size = CELL_SIZES.find(fits) ?? CELL_SIZES.at(-1);
-    this.columns = columnsOf(size);
+    const sizeOf = (columns) => Math.min(MAX_CELL, Math.floor((width + 1) / columns));
+    const fits = (columns) => Math.ceil(this.cells.length / columns) * sizeOf(columns) <= MAX_HEIGHT;
+    const most = Math.floor((width + 1) / MIN_CELL);
+    this.columns = MIN_COLUMNS;
+    while (!fits(this.columns) && this.columns + COLUMNS_STEP <= most) {
+      this.columns += COLUMNS_STEP;
+    }
+    const size = sizeOf(this.columns);
     this.grid.style.setProperty("--cell", `${size - (size > 12 ? 2 : 1)}px`);
     this.grid.style.setProperty("--gap", `${size > 12 ? 2 : 1}px`);
     this.grid.style.setProperty("--columns", this.columns);
@@ -182,13 +203,20 @@ export class PoolPanel {
     const parts = [`Block ${number}`];
     owners.forEach((id, i) => {
       const place = this.state.requests.get(id)?.blockTable.indexOf(number) ?? -1;
-      parts.push(i === 0 ? " is owned by " : ", ", { id, ...nameOf(this.state, id) }, place < 0 ? "" : ` (its no. ${place + 1})`);
+      parts.push(
+        i === 0 ? " is owned by " : ", ",
+        { id, ...nameOf(this.state, id) },
+        place < 0 ? "" : ` (its no. ${place + 1})`,
+      );
     });
     if (owners.length === 0) {
       const last = cached && this.state.names.get(this.state.blocks[number].last);
       parts.push(" is free.");
       if (cached) {
-        parts.push(...(last ? [" It holds what ", last, " has computed."] : []), " A request that begins alike can take it over.");
+        parts.push(
+          ...(last ? [" It holds what ", last, " has computed."] : []),
+          " A request that begins alike can take it over.",
+        );
       }
     } else {
       parts.push(cached ? ". It is full, and the prefix cache can find it." : ".");

@@ -57,5 +57,11 @@ export function sharedPrefix({ num_blocks, block_size, max_model_len }) {
 }
 
 export function oneQuestion() {
-  return { prompts: ["Why is the sky blue? Answer in two sentences."], maxTokens: 80, mode: "chat", ignoreEnd: false, leaderFirst: false };
+  return {
+    prompts: ["Why is the sky blue? Answer in two sentences."],
+    maxTokens: 80,
+    mode: "chat",
+    ignoreEnd: false,
+    leaderFirst: false,
+  };
 }

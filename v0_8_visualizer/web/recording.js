@@ -10,8 +10,10 @@
 
 import { copy, createState, fold } from "./state.js";
 
-const KEYFRAME_EVERY = 500;
+const KEYFRAME_EVERY = 500; // messages
+const MAX_KEYFRAMES = 200;
 const LONGEST_SILENCE = 1; // seconds
+const LONGEST_FRAME = 0.25; // seconds: a tab that was hidden doesn't jump
 export const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
 
 /** The messages of a JSONL file. */
@@ -41,13 +43,14 @@ export class Track {
     this.stepEnds = []; // positions just after a step
     this.preemptions = []; // when they are played
     this.keyframes = [];
+    this.keyframeEvery = Math.max(KEYFRAME_EVERY, Math.ceil(messages.length / MAX_KEYFRAMES));
     const state = createState();
     let now = 0;
     for (const [index, message] of messages.entries()) {
       const silence = index === 0 ? 0 : message.time - messages[index - 1].time;
       now += Math.min(Math.max(silence, 0), LONGEST_SILENCE);
       this.clock.push(now);
-      if (index % KEYFRAME_EVERY === 0) {
+      if (index % this.keyframeEvery === 0) {
         this.keyframes.push(copy(state));
       }
       fold(state, message);
@@ -62,9 +65,9 @@ export class Track {
 
   /** The state after the first `position` messages. */
   stateAt(position) {
-    const index = Math.min(Math.floor(position / KEYFRAME_EVERY), this.keyframes.length - 1);
+    const index = Math.min(Math.floor(position / this.keyframeEvery), this.keyframes.length - 1);
     const state = copy(this.keyframes[index]);
-    for (let i = index * KEYFRAME_EVERY; i < position; i++) {
+    for (let i = index * this.keyframeEvery; i < position; i++) {
       fold(state, this.messages[i]);
     }
     return state;
@@ -92,6 +95,7 @@ export class RecordingSource {
     this.now = 0; // the player's clock, in seconds
     this.speed = 1;
     this.playing = false;
+    this.frame = 0;
     this.onChange = () => {};
     this.to = null;
   }
@@ -116,15 +120,16 @@ export class RecordingSource {
       this.goTo(1);
     }
     this.playing = true;
+    window.cancelAnimationFrame(this.frame); // of a run that was paused in this very frame
     let before = null;
     const tick = (moment) => {
       if (this.playing) {
-        this.advance(before === null ? 0 : Math.min((moment - before) / 1000, 0.25));
+        this.advance(before === null ? 0 : Math.min((moment - before) / 1000, LONGEST_FRAME));
         before = moment;
-        window.requestAnimationFrame(tick);
+        this.frame = window.requestAnimationFrame(tick);
       }
     };
-    window.requestAnimationFrame(tick);
+    this.frame = window.requestAnimationFrame(tick);
     this.onChange();
   }
 

@@ -9,7 +9,7 @@ import { make, setAttribute, setText } from "./dom.js";
 import { hasEnded } from "./folds.js";
 import { ending } from "./words.js";
 
-const CLOSED_LENGTH = 420; // characters: more than fit into a closed row
+const CLOSED_LENGTH = 320; // characters: more than fit into a closed row
 const NAMES = {
   waiting: "Waiting",
   prefill: "Prefill",
@@ -37,6 +37,7 @@ export function excerpt(text, atEnd) {
 export class Row {
   constructor(request, view) {
     this.label = request.label;
+    this.colour = request.colour;
     this.request = request;
     this.isOpen = false;
     const id = `row-${numRows++}`;
@@ -82,6 +83,7 @@ export class Row {
       }
     });
     this.last = {};
+    this.isInSight = true;
   }
 
   toggle() {
@@ -97,8 +99,13 @@ export class Row {
     this.element.classList.toggle("lit", lit);
   }
 
-  render(request) {
+  /** Write what has changed; returns false where nobody would see it, and it can wait. */
+  render(request, mayWait = false) {
     this.request = request;
+    if (mayWait && !this.isInSight && this.last.state === request.state) {
+      return false;
+    }
+    this.last.state = request.state;
     setAttribute(this.element, "data-state", request.state);
     setText(this.state, NAMES[request.state] ?? request.state);
     this.renderProgress(request);
@@ -107,6 +114,7 @@ export class Row {
     if (this.isOpen) {
       this.more.replaceChildren(`${request.id}. ${storyOf(request)} `, this.logButton);
     }
+    return true;
   }
 
   renderProgress(request) {
@@ -125,8 +133,8 @@ export class Row {
 
   renderTexts(request) {
     if (this.last.prompt !== request.prompt || this.last.isOpen !== this.isOpen) {
-      const prompt = request.prompt ?? `(${request.numPromptTokens} token ids)`;
-      this.prompt.textContent = this.isOpen ? prompt : excerpt(prompt.replaceAll(/\s+/g, " "), false).slice(0, 200);
+      const prompt = request.prompt ?? `A prompt of ${request.numPromptTokens} tokens`;
+      this.prompt.textContent = this.isOpen ? prompt : excerpt(prompt.replaceAll(/[\r\n]+/g, " ↵ "), false);
     }
     const ended = hasEnded(request);
     if (this.last.text !== request.text || this.last.ended !== ended) {
@@ -151,8 +159,10 @@ function figuresOf(request) {
 }
 
 function storyOf(request) {
-  const first = request.secondsToFirstToken === null ? "" : `First token after ${request.secondsToFirstToken.toFixed(2)} s. `;
-  const fork = request.forkedFrom && request.state === "waiting" ? `It waits for the prompt of ${request.forkedFrom}. ` : "";
+  const first =
+    request.secondsToFirstToken === null ? "" : `First token after ${request.secondsToFirstToken.toFixed(2)} s. `;
+  const fork =
+    request.forkedFrom && request.state === "waiting" ? `It waits for the prompt of ${request.forkedFrom}. ` : "";
   const blocks = request.blockTable.length > 0 ? `Blocks: ${request.blockTable.join(", ")}. ` : "";
   const end = hasEnded(request) ? `It ${ending(request.state === "aborted" ? "aborted" : request.finishReason)}.` : "";
   return `${first}${fork}${blocks}${end}`;

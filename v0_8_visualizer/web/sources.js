@@ -1,25 +1,41 @@
 /**
  * Where messages come from. The page knows a source only by this interface:
  *
- *   kind            "live" | "recording"
+ *   kind            "live" | "recording" | "simulated"
  *   start(to)       begin; `to` is told of everything:
  *                     to.messages(list)   the next messages, in order
  *                     to.state(state)     another state takes the place of the present one (a seek)
- *                     to.status({state, text, needsKey})   state is "connecting" | "open" | "closed" | "replay" | "failed"
+ *                     to.status({state, text, detail, needsKey})
+ *                                         state is "connecting" | "open" | "closed" | "replay" | "failed"
  *   stop()          end; nothing is told any more
- *   engine          what can be asked of the engine: {submit, control, download}, or null where there is none (`api.js`)
- *   player          what can be asked of a recording: {play, pause, seek, ...}, or null where time is real (`recording.js`)
+ *   engine          what can be asked of the engine: {submit, control, cancel, running, download} as in `api.js`, or
+ *                   null where there is none
+ *   player          what can be asked of a recording: {play, pause, seek, ...} as in `recording.js`, or null where
+ *                   time is real
  *
- * An engine that is simulated in the browser would be a third source: with an `engine` of its own, and no `player`.
+ * A simulated run is a recording that was made a moment ago. The page around this one hands it over: the site's playground.
  * What this leaves out: the state. Whoever starts a source folds what it tells.
  */
 
 import { LiveSource } from "./live.js";
 import { parseRecording, RecordingSource } from "./recording.js";
 
+/** Nothing yet: the page around this one will hand its own sources over (`window.visualizer.use`). */
+const NOTHING_YET = {
+  kind: "simulated",
+  engine: null,
+  player: null,
+  start: (to) => to.status({ state: "replay", text: "Simulated", detail: null, needsKey: false }),
+  stop: () => {},
+};
+
 /** The source that the page's address asks for: a recording if it names one, or the server it came from. */
 export async function sourceOf(location) {
-  const name = new URLSearchParams(location.search).get("recording");
+  const parameters = new URLSearchParams(location.search);
+  if (parameters.has("simulated")) {
+    return NOTHING_YET;
+  }
+  const name = parameters.get("recording");
   return name === null ? new LiveSource() : recordingAt(name, location);
 }
 
@@ -30,7 +46,9 @@ async function recordingAt(name, location) {
   }
   const response = await fetch(url);
   if (!response.ok) {
-    throw new Error(`There is no recording at ${url.pathname} (HTTP ${response.status}). Check ?recording= in the address.`);
+    throw new Error(
+      `There is no recording at ${url.pathname} (HTTP ${response.status}). Check ?recording= in the address.`,
+    );
   }
   return new RecordingSource(parseRecording(await response.text()), url.pathname.split("/").pop());
 }

@@ -11,6 +11,7 @@ import { arrive, end, FOLDS, hasEnded, own } from "./folds.js";
 import { emptyNotes, note } from "./steps.js";
 
 export const MAX_LOG = 2000;
+const MAX_DIRTY = 2000;
 
 /** A state that knows nothing yet. */
 export function createState() {
@@ -92,6 +93,9 @@ export function fold(state, message) {
     state.log = state.log.slice(-MAX_LOG);
   }
   state.dirty.log = true;
+  if (state.dirty.requests.size > MAX_DIRTY) {
+    state.dirty = cleanDirty(true); // nobody has drawn for long: the tab is hidden
+  }
   return state;
 }
 
@@ -101,7 +105,9 @@ function foldSnapshot(state, message) {
   }
   const { milestone, model, settings, pace, step } = message;
   Object.assign(state, { ready: true, milestone, model, settings, pace: { ...pace }, step });
-  state.blocks = Array.from({ length: settings.num_blocks }, () => ({ owners: [], cached: false, last: null }));
+  const before = state.blocks;
+  const emptyBlock = (_, number) => ({ owners: [], cached: false, last: before[number]?.last ?? null });
+  state.blocks = Array.from({ length: settings.num_blocks }, emptyBlock);
   state.notes = emptyNotes();
   const here = new Set(message.requests.map((request) => request.request_id));
   for (const request of [...state.requests.values()]) {

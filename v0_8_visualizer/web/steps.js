@@ -25,7 +25,8 @@ export function emptyNotes() {
 }
 
 const NOTES = {
-  request_admitted: (notes, message) => notes.admitted.push({ id: message.request_id, cached: message.num_cached_tokens }),
+  request_admitted: (notes, message) =>
+    notes.admitted.push({ id: message.request_id, cached: message.num_cached_tokens }),
   request_forked: (notes, message) => notes.forked.push({ id: message.request_id, from: message.from_request_id }),
   prefill_chunk: (notes, message) => {
     notes.chunks[message.request_id] = {
@@ -68,6 +69,7 @@ export function addStep(state, message) {
       tokens: part.num_tokens,
       drafts: part.num_draft_tokens,
       isDecode: part.is_decode,
+      isAgain: (state.requests.get(part.request_id)?.numPreemptions ?? 0) > 0,
       chunk: notes.chunks[part.request_id] ?? null,
       round: notes.rounds[part.request_id] ?? null,
     }),

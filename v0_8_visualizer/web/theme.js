@@ -31,6 +31,26 @@ export function startTheme(button, parameters, onChange) {
   });
 }
 
+/** Inside of another page of this site: be as dark or light as it is, also when that changes. */
+export function followFrame(onChange) {
+  const frame = window.frameElement;
+  if (frame === null) {
+    return;
+  }
+  const { body, documentElement, defaultView } = frame.ownerDocument;
+  const look = () => {
+    const scheme = defaultView.getComputedStyle(frame).colorScheme;
+    if (scheme === "dark" || scheme === "light") {
+      document.documentElement.dataset.theme = scheme;
+      cached = null;
+      onChange();
+    }
+  };
+  const observer = new MutationObserver(look);
+  [body, documentElement].forEach((element) => observer.observe(element, { attributes: true }));
+  look();
+}
+
 /** The colours of the present theme as CSS values: by name, and `colours[i]` of the requests. */
 export function palette() {
   if (cached === null) {

@@ -23,19 +23,29 @@ export class Timeline {
     this.hover = null; // what the pointer is on: {step, id}
     this.pressed = null; // where the pointer went down
     this.stale = true;
+    this.size = [0, 0]; // of the drawing, in pixels
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.root = byId("timeline");
     this.root.append(this.canvas);
-    for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-label": "Step", "aria-valuemin": 0 })) {
+    for (const [name, value] of Object.entries({
+      role: "slider",
+      tabindex: 0,
+      "aria-label": "Step",
+      "aria-valuemin": 0,
+    })) {
       setAttribute(this.root, name, value);
     }
     this.buildTools();
     this.listen();
-    new ResizeObserver(() => this.touch()).observe(this.root);
+    new ResizeObserver(() => {
+      this.size = [this.root.clientWidth, this.root.clientHeight];
+      this.touch();
+    }).observe(this.root);
   }
 
   buildTools() {
-    const button = (text, label, onclick) => make("button", { type: "button", class: "quiet", "aria-label": label, onclick }, text);
+    const button = (text, label, onclick) =>
+      make("button", { type: "button", class: "quiet", "aria-label": label, onclick }, text);
     this.followButton = button("Newest", "Follow the newest step", () => this.choose(null));
     this.scaleButton = make("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Linear scale");
     this.scaleButton.addEventListener("click", () => {
@@ -86,8 +96,7 @@ export class Timeline {
   }
 
   layout() {
-    const { clientWidth, clientHeight } = this.root;
-    return layoutOf(this.steps, this.rightEdge(), WIDTHS[this.zoom], clientWidth, clientHeight, this.isLinear);
+    return layoutOf(this.steps, this.rightEdge(), WIDTHS[this.zoom], ...this.size, this.isLinear);
   }
 
   /** Choose the step of a number, and bring it into sight; null follows the newest. */
@@ -107,7 +116,10 @@ export class Timeline {
 
   /** Look `change` steps further to the right. */
   scroll(change, from = this.rightEdge()) {
-    const right = Math.min(Math.max(from + change, Math.min(this.layout().capacity, this.steps.length) - 1), this.steps.length - 1);
+    const right = Math.min(
+      Math.max(from + change, Math.min(this.layout().capacity, this.steps.length) - 1),
+      this.steps.length - 1,
+    );
     this.last = right >= this.steps.length - 1 && this.view.step === null ? null : (this.steps[right]?.number ?? null);
     this.touch();
   }
@@ -168,7 +180,12 @@ export class Timeline {
     }
     const layout = this.layout();
     const chosen = this.view.step ?? this.steps.at(-1)?.number ?? null;
-    drawBars(this.canvas, layout, palette(), { chosen, isFixed: this.view.step !== null, hover: this.hover, lit: this.view.lit });
+    drawBars(this.canvas, layout, palette(), {
+      chosen,
+      isFixed: this.view.step !== null,
+      hover: this.hover,
+      lit: this.view.lit,
+    });
     setAttribute(this.followButton, "aria-pressed", this.view.step === null && this.last === null);
     const newest = this.steps.at(-1);
     setAttribute(this.root, "aria-valuemax", newest?.number ?? 0);

@@ -6,20 +6,21 @@
  */
 
 const REFUSALS = {
-  budget: "the budget of this step was used up",
-  seats: "as many requests run as may run at once",
-  blocks: "its prompt would need more blocks than are free",
-  preemption: "a request has just been preempted, so the pool is too full",
+  max_num_seqs: "as many requests run as may run at once",
+  blocks: "its tokens need more blocks than are free",
+  token_budget: "the running requests use the whole budget",
+  preemption: "a request has just lost its blocks, so there are none for others",
 };
-const REFUSAL_HINTS = [
-  [/preempt/i, REFUSALS.preemption],
-  [/budget|token/i, REFUSALS.budget],
-  [/seat|seq|running|request/i, REFUSALS.seats],
-  [/block|pool|memory|room/i, REFUSALS.blocks],
-];
+
+const format = new Intl.NumberFormat("en");
+
+/** A number as people write it: 1,234. */
+export function grouped(number) {
+  return format.format(number);
+}
 
 export function plural(number, noun) {
-  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+  return `${grouped(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 export function milliseconds(seconds) {
@@ -29,8 +30,7 @@ export function milliseconds(seconds) {
 
 /** Why the request at the head of the queue was not admitted. */
 export function refusal(reason) {
-  const known = REFUSALS[reason] ?? REFUSAL_HINTS.find(([pattern]) => pattern.test(reason ?? ""))?.[1];
-  return known ?? (reason ? String(reason).replaceAll("_", " ") : "no reason was given");
+  return REFUSALS[reason] ?? String(reason).replaceAll("_", " ");
 }
 
 function list(requests) {
@@ -44,26 +44,30 @@ function list(requests) {
 export function decide(step) {
   const sentences = [];
   const parts = step.scheduled;
-  sentences.push([`It used ${step.numScheduled.toLocaleString("en")} of ${plural(step.budget, "token")} in its budget.`]);
+  sentences.push([`It used ${grouped(step.numScheduled)} of ${plural(step.budget, "token")} in its budget.`]);
   for (const entry of step.preempted) {
     const why = entry.id === entry.by.id ? ["because no block was free for it"] : ["to make room for ", entry.by];
-    const lost = `It released ${plural(entry.blocks, "block")}; ${plural(entry.tokens, "token")} will be computed again.`;
+    const [blocks, tokens] = [plural(entry.blocks, "block"), plural(entry.tokens, "token")];
+    const lost = `It released ${blocks}; ${tokens} will be computed again.`;
     sentences.push([entry, " was preempted ", ...why, `. ${lost}`]);
   }
-  for (const entry of step.admitted) {
-    const found = `. ${plural(entry.cached, "token")} of it ${entry.cached === 1 ? "was" : "were"} in the prefix cache.`;
-    sentences.push([entry, " was admitted", entry.cached ? found : "."]);
-  }
   for (const part of parts.filter((other) => !other.isDecode)) {
-    const done = part.chunk ? `: ${part.chunk.done} of ${part.chunk.total} are done` : "";
-    sentences.push([part, ` computed ${plural(part.tokens, "token")} of its prompt${done}.`]);
+    const admitted = step.admitted.find((entry) => entry.id === part.id);
+    const found = admitted?.cached ? `: ${plural(admitted.cached, "token")} came from the prefix cache` : "";
+    const done =
+      part.chunk && part.chunk.done < part.chunk.total ? ` (${part.chunk.done} of ${part.chunk.total} are done)` : "";
+    const what = part.isAgain ? "that it had lost" : "of its prompt";
+    const begin = admitted ? ` was admitted${found}. It computed ` : " computed ";
+    sentences.push([part, `${begin}${plural(part.tokens, "token")} ${what}${done}.`]);
   }
   const plain = parts.filter((part) => part.isDecode && !part.drafts);
   if (plain.length > 0) {
     sentences.push([...list(plain), plain.length === 1 ? " decoded one token." : " decoded one token each."]);
   }
   for (const part of parts.filter((other) => other.isDecode && other.drafts)) {
-    const right = part.round ? `: ${part.round.accepted} of them ${part.round.accepted === 1 ? "was" : "were"} right` : "";
+    const right = part.round
+      ? `: ${part.round.accepted} of them ${part.round.accepted === 1 ? "was" : "were"} right`
+      : "";
     sentences.push([part, ` decoded, and checked ${plural(part.drafts, "draft")}${right}.`]);
   }
   for (const entry of step.forked) {
@@ -100,13 +104,20 @@ export function describe(message, who) {
   const speak = {
     snapshot: () => [`The whole state (${message.reason}): ${plural(message.requests.length, "unfinished request")}.`],
     request_queued: () => [request(), ` waits, with ${plural(message.num_prompt_tokens, "prompt token")}.`],
-    request_admitted: () => [request(), ` was admitted; ${plural(message.num_cached_tokens, "token")} found in the cache.`],
+    request_admitted: () => [
+      request(),
+      ` was admitted; ${plural(message.num_cached_tokens, "token")} found in the cache.`,
+    ],
     request_forked: () => [request(), " runs with the blocks of ", who(message.from_request_id), "."],
     prefill_chunk: () => [
       request(),
       ` computed ${plural(message.num_new_tokens, "token")}: ${message.num_computed_tokens} of ${message.num_tokens}.`,
     ],
-    first_token: () => [request(), ` wrote its first token after ${message.seconds.toFixed(2)} s: `, quote(message.text)],
+    first_token: () => [
+      request(),
+      ` wrote its first token after ${message.seconds.toFixed(2)} s: `,
+      quote(message.text),
+    ],
     decode: () => [request(), ` wrote ${plural(message.token_ids.length, "token")}: `, quote(message.text)],
     speculative_round: () => [
       request(),
@@ -129,7 +140,8 @@ export function describe(message, who) {
     block_freed: () => [request(), ` gave block ${message.block} back: ${plural(message.ref_count, "owner")} left.`],
     cache_reset: () => ["The prefix cache was reset: nothing computed so far can be found."],
     step: () => [
-      `Step ${message.number} ended: ${plural(message.num_running, "request")} running, ${message.num_waiting} waiting.`,
+      `Step ${message.number} ended: `,
+      `${plural(message.num_running, "request")} running, ${message.num_waiting} waiting.`,
     ],
     pace_changed: () => [pace(message)],
   };
