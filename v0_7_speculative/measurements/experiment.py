@@ -94,7 +94,7 @@ def main() -> None:
         "ngram_loop": _ngram("chat", MOST_TOKENS),
         **{f"early_exit_{layer}": _early_exit(layer) for layer in EXIT_LAYERS},
         "draft_model": _draft_model,
-        "vllm": lambda engines, args: measure_vllm(engines, args.vllm_venv, MOST_TOKENS, args.repeats),
+        "vllm": lambda engines, args: measure_vllm(engines, args.vllm_venv, MOST_CHAT_TOKENS, args.repeats),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*parts, "break_even"], default=[*parts, "break_even"])
