@@ -3,8 +3,8 @@
 A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
 `tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
 
-`make test` runs the real model for the milestone that made a promise and for the newest one; `--all` (that is,
-`make test-all`) runs everything for every milestone.
+`make test` runs the real model, and what is `thorough`, for the milestone that made a promise and for the newest one;
+`--all` (that is, `make test-all`) runs everything for every milestone.
 
 The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
 of a file stay together in a process, too, as they share what their file has made.
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all"):
         run = {True: [], False: []}
         for item in items:
-            left_out = item.get_closest_marker("slow") or (_is_of_real_model(item) and _is_in_between(item))
+            left_out = item.get_closest_marker("slow") or (_takes_long(item) and _is_in_between(item))
             run[not left_out].append(item)
         config.hook.pytest_deselected(items=run[False])
         items[:] = run[True]
@@ -73,8 +73,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-def _is_of_real_model(item: pytest.Item) -> bool:
-    return item.get_closest_marker("real_model") is not None
+def _takes_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("real_model", "thorough"))
 
 
 def _has_real(item: pytest.Item | None) -> bool:

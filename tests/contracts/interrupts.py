@@ -55,6 +55,7 @@ def places(milestone, prepare, call):
     return sorted(random.Random(total).sample(range(total), min(NUM_PLACES, total)))
 
 
+@pytest.mark.thorough
 def test_unt_11_after_an_interrupt_at_any_line_of_generate_the_engine_is_as_before(milestone):
     for place in places(milestone, lambda: new_llm(milestone), generate):
         llm = new_llm(milestone)
@@ -83,6 +84,7 @@ def llm_model(llm):
     return llm.engine.model if hasattr(llm, "engine") else llm.model
 
 
+@pytest.mark.thorough
 def test_unt_11_an_interrupt_at_any_line_loses_no_other_stream_a_token(milestone):
     def prepare():
         llm = new_llm(milestone)
@@ -101,6 +103,7 @@ def test_unt_11_an_interrupt_at_any_line_loses_no_other_stream_a_token(milestone
         assert_nothing_stays(llm)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_read", [0, 1, 3])
 def test_unt_11_an_interrupt_at_any_line_of_a_stream_leaves_nothing_once_it_is_dropped(milestone, num_read):
     def call(llm):

@@ -362,6 +362,7 @@ def test_a_step_that_raises_with_copies_in_it_has_not_happened(milestone, cachin
         assert_idle(engine)
 
 
+@pytest.mark.thorough
 def test_unt_11_an_interrupt_at_any_line_leaves_shared_blocks_and_forks_as_they_were(milestone):
     prompts, params = [tokens(5), tokens(7), tokens(6, seed=1)], [seeded(1, 4, n=3), seeded(2, 4), greedy(3, n=2)]
 

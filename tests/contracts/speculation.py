@@ -338,6 +338,7 @@ def generate_repeats(llm):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "contract",
     [
