@@ -13,6 +13,7 @@ from tests.contracts.prefix_caching import (
     drain,
     greedy,
     preempt_all,
+    preempt_newest,
     recall_engine,
     seeded,
     take,
@@ -106,7 +107,7 @@ def test_a_preempted_choice_comes_back_as_an_ordinary_request(milestone, caching
             engine.add_request("A", tokens(6), params)
         for _ in range(1 + num_steps):
             take(engine.step(), outputs)
-        victim = engine.scheduler._preempt_newest()
+        victim = preempt_newest(engine.scheduler)
         assert (victim.request_id, victim.num_preemptions, victim.forks) == ("A/2", 1, [])
         drain(engine, outputs)
         assert outputs == {"A": answers(engine, tokens(6), params)}

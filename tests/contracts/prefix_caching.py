@@ -77,9 +77,14 @@ def assert_idle(engine):
     assert engine.output_processor.parents == engine.output_processor._children == {}
 
 
+def preempt_newest(scheduler):
+    newest = scheduler.running[-1]
+    return scheduler._preempt_newest(*([newest] if hasattr(scheduler, "events") else []))  # from v0.8 on: for whom
+
+
 def preempt_all(scheduler):
     while scheduler.running:
-        scheduler._preempt_newest()
+        preempt_newest(scheduler)
 
 
 @pytest.mark.parametrize(("length", "num_cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
