@@ -7,6 +7,7 @@ stays until Ctrl-C.
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 import urllib.request
@@ -44,6 +45,7 @@ def _visualize(args: argparse.Namespace) -> None:
     flags += ["--num-blocks", str(args.num_blocks), "--speculative-method", "ngram"]
     flags += ["--model", args.model] if args.model else []
     questions = read_lines(str(QUESTIONS))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the server must not be left behind
     with running(newest, flags) as address, ThreadPoolExecutor(16) as clients:
         print(f"\n  Watch it: {address}/visualizer   (Ctrl-C ends)\n", file=sys.stderr)
         try:
