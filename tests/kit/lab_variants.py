@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.lab.listener import run_here
-from tools.lab.trial import Failure, Job, Report
+from tools.lab.trial import Job, Report
 from tools.milestones import load_ledger
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +41,7 @@ def runner() -> Iterator[Runner]:
             print(json.dumps({"milestone": milestone, "jobs": list(map(asdict, jobs))}), file=process.stdin, flush=True)
             answer = process.stdout.readline()
             assert answer, "the process has ended: what it says is above"
-            return [
-                Report(**data | {"failures": [Failure(**f) for f in data["failures"]]}) for data in json.loads(answer)
-            ]
+            return [Report.of(data) for data in json.loads(answer)]
 
         yield run
         process.stdin.close()

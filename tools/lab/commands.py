@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.lab import bodies, start
-from tools.lab.tasks import ROOT, Function, LabError, all_tasks, find_task, milestone_with_tasks, version
+from tools.lab.tasks import Function, LabError, all_tasks, find_task, milestone_with_tasks, version
 from tools.lab.telling import LAB, run_tests, say, tell_symptom, tell_task
 from tools.lab.texts import LEVELS, Fault, hints_of, planted_in
+from tools.lab.trial import lab_first
 from tools.lab.workshop import NO_LAB, Lab, Workshop, shown
 
 
@@ -76,8 +77,7 @@ def _previous(workshop: Workshop, name: str) -> Lab:
     names = list(all_tasks())
     for earlier in reversed(names[: names.index(name)]):
         if earlier in workshop.data["labs"] and (workshop.folder / earlier).is_dir():
-            opened = Workshop(workshop.folder, workshop.data | {"open": earlier})
-            return opened.current()
+            return workshop.lab(earlier)
     raise LabError(f"There is no earlier lab to go on from: `{LAB} start {version(name)}` begins without one.")
 
 
@@ -172,7 +172,7 @@ def status() -> int:
     for key in workshop.data["labs"]:
         if not (workshop.folder / key).is_dir():
             continue
-        lab = Workshop(workshop.folder, workshop.data | {"open": key}).current()
+        lab = workshop.lab(key)
         title = f"{key}{' (open)' if key == opened else ''}"
         if lab.fault is not None:
             say(f"{title}: fault {lab.fault}, {'found' if lab.data.get('done') else 'not found yet'}", "bold")
@@ -206,8 +206,5 @@ def reset(name: str) -> int:
 def run_milestone(arguments: Sequence[str]) -> int:
     """`run`: the milestone's own command line, with the lab's code."""
     lab = Workshop.load().current()
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(lab.folder.parent), str(ROOT)]),
-        "PYTHONSAFEPATH": "1",
-    }
+    environment = os.environ | lab_first(str(lab.folder.parent))
     return subprocess.run([sys.executable, "-m", lab.milestone.name, *arguments], env=environment).returncode

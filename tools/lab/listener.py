@@ -23,17 +23,14 @@ from _pytest._code import TracebackEntry
 from hypothesis import Phase, settings
 
 from tools.lab.tasks import ROOT
-from tools.lab.trial import Failure, Job, Report
+from tools.lab.trial import Failure, Job, Report, lab_first
 
 
 def run_here(job: Job, file: Path | None = None) -> Report:
     """Run a job in this process, which must not have imported the package, and is of no use for another job."""
     sys.path.insert(0, job.folder)
     sys.dont_write_bytecode = True  # two versions within a second would be taken for one
-    # For the processes that tests start: not the folder that they run in, but the lab comes first.
-    os.environ |= {
-        "PYTHONPATH": os.pathsep.join([job.folder, str(ROOT)]),
-        "PYTHONSAFEPATH": "1",
+    os.environ |= lab_first(job.folder) | {  # for the processes that tests start
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # none is needed here, and to load them takes a second
     }

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tools.lab.tasks import ROOT, LabError
 
@@ -71,10 +72,20 @@ class Report:
     shown: str = ""
     said: str = ""
 
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> "Report":
+        """From what `asdict` has made of one, by way of JSON."""
+        return cls(**data | {"failures": [Failure(**failure) for failure in data["failures"]]})
+
     @property
     def is_green(self) -> bool:
         """Whether all tests ran and passed."""
         return bool(self.passed) and not self.failures and self.stuck is None
+
+
+def lab_first(folder: str) -> dict[str, str]:
+    """Environment in which Python finds modules in a lab's folder first, and never in the one that it runs in."""
+    return {"PYTHONPATH": os.pathsep.join([folder, str(ROOT)]), "PYTHONSAFEPATH": "1"}
 
 
 def run(job: Job) -> Report:
@@ -95,7 +106,7 @@ def run(job: Job) -> Report:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        report = _loaded(file) if file.exists() else Report()
+        report = Report.of(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else Report()
         report.said = done.stdout
         running = file.with_suffix(".running")
         if running.exists():  # it did not come to the end of this test
@@ -110,9 +121,3 @@ def _place_in(dump: str, folder: str) -> tuple[str, int, str] | None:
         if match["file"].startswith(folder + os.sep):
             return match["file"], int(match["line"]), match["name"]
     return None
-
-
-def _loaded(file: Path) -> Report:
-    data = json.loads(file.read_text(encoding="utf-8"))
-    failures = [Failure(**failure) for failure in data.pop("failures")]
-    return Report(failures=failures, **data)

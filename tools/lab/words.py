@@ -19,7 +19,7 @@ def sentence(test: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def first_failure(report: Report, verbose: bool = False) -> list[str]:
+def first_failure(report: Report) -> list[str]:
     """The lines that tell of the first test that fails."""
     if report.stuck is not None:
         test, place = report.stuck

@@ -58,6 +58,10 @@ class Workshop:
         name = self.data["open"]
         if name is None or not (self.folder / name).is_dir():
             raise LabError(NO_LAB)
+        return self.lab(name)
+
+    def lab(self, name: str) -> "Lab":
+        """One that is there, open or not."""
         milestone = find_milestone(load_ledger(ROOT), name.split("/")[-1])
         return Lab(self, name, milestone, tasks_of(milestone))
 
