@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "playground"))
 
 from simulator.cost import CostModel  # noqa: E402
-from simulator.policy import ORDER, Policy  # noqa: E402
+from simulator.entry import sources_of, use_folder  # noqa: E402
+from simulator.policy import Policy  # noqa: E402
 from simulator.scenario import Script, Settings  # noqa: E402
 from simulator.simulation import Simulation, run  # noqa: E402
 
@@ -156,9 +158,11 @@ def experiments(measured: dict[str, Any], cost: CostModel) -> dict[str, Any]:
     return result
 
 
+@cache
 def _policy() -> Policy:
-    files = {file: ROOT / MILESTONE / file for file in ORDER}
-    return Policy(MILESTONE, {file: path.read_text() for file, path in files.items() if path.is_file()})
+    """v0.5's own, loaded once: each run makes its scheduler and its blocks from it."""
+    use_folder(ROOT / "docs" / "playground", {MILESTONE: ROOT / MILESTONE})
+    return Policy(MILESTONE, sources_of(MILESTONE))
 
 
 def _scripts(lens: Sequence[tuple[int, int]]) -> list[Script]:

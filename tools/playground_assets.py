@@ -44,13 +44,14 @@ def folder_of(root: Path, package: str) -> Path:
     return root / "build" / "playground" / f"{package}-{VERSIONS[package]}"
 
 
+def is_there(root: Path, package: str) -> bool:
+    """Whether all of its files have been fetched."""
+    return all((folder_of(root, package) / name).is_file() for name in FILES[package])
+
+
 def main() -> int:
     """The command line; 1 only for an archive that is not the expected one."""
-    missing = [
-        package
-        for package in VERSIONS
-        if not all((folder_of(ROOT, package) / name).is_file() for name in FILES[package])
-    ]
+    missing = [package for package in VERSIONS if not is_there(ROOT, package)]
     if not missing:
         return 0
     npm = shutil.which("npm")

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `mkdocs` does no
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "playground"))
 
 from simulator.entry import run_policy, use_folder
-from simulator.policy import ORDER, functions, replaced
+from simulator.policy import ORDER, function_of, replaced
 from simulator.scenario import ARRIVALS, RANGES, Settings
 
-from tools.playground_assets import FILES, VERSIONS, folder_of
+from tools.playground_assets import FILES, VERSIONS, folder_of, is_there
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -70,15 +70,15 @@ def vendored_files(root: Path) -> dict[str, Path]:
     """What was fetched, package by package; a package of which a file is missing is left out."""
     found = {}
     for package, names in FILES.items():
-        paths = {f"vendor/{package}/{name}": folder_of(root, package) / name for name in names}
-        if all(path.is_file() for path in paths.values()):
-            found |= paths
+        if is_there(root, package):
+            found |= {f"vendor/{package}/{name}": folder_of(root, package) / name for name in names}
     return found
 
 
 def generated_files(root: Path) -> dict[str, str]:
     """What is made here: addresses below `playground/`, and the texts."""
-    runs = {f"runs/{preset['id']}.json": json.dumps(recorded(root, preset)) for preset in presets(root)}
+    use_folder(root / "docs" / FOLDER, {name: root / name for name in MILESTONES})
+    runs = {f"runs/{preset['id']}.json": json.dumps(recorded(preset)) for preset in presets(root)}
     return runs | {"manifest.json": json.dumps(manifest(root), indent=1)}
 
 
@@ -130,12 +130,12 @@ def edited(root: Path, milestone: str, edit: dict[str, list[list[str]]]) -> Iter
     for name, pairs in edit.items():
         file, _, function = name.partition(":")
         source = (root / milestone / file).read_text(encoding="utf-8")
-        text = next(each.text for each in functions(source) if each.name == function)
-        yield name, replaced(text, pairs)
+        original = function_of(source, function)
+        assert original is not None, f"{milestone} has no {name}"
+        yield name, replaced(original.text, pairs)
 
 
-def recorded(root: Path, preset: dict[str, Any]) -> dict[str, Any]:
-    """A preset's run, as the worker would answer it."""
-    use_folder(root / "docs" / FOLDER, {name: root / name for name in MILESTONES})
+def recorded(preset: dict[str, Any]) -> dict[str, Any]:
+    """A preset's run, as the worker would answer it, once `use_folder` has said where the files are."""
     settings = Settings.of(preset["settings"] | {"milestone": preset["milestone"]})
     return run_policy(preset["milestone"], settings, preset["edits"]).as_json()

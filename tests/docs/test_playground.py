@@ -184,7 +184,7 @@ def test_the_messages_are_numbered_and_fold_to_the_block_managers_account_after_
 
 def test_the_lessons_three_requests_lose_the_blocks_that_the_lesson_says():
     preset = next(preset for preset in playground.presets(ROOT) if preset["id"] == "three-requests")
-    messages = playground.recorded(ROOT, preset)["messages"]
+    messages = playground.recorded(preset)["messages"]
     steps = [message for message in messages if message["type"] == "step"]
     assert len(steps) == 23
     assert {step["number"]: step["preempted"] for step in steps if step["preempted"]} == {14: ["C/0"]}
@@ -442,18 +442,18 @@ def test_prompts_of_a_group_begin_alike_and_go_on_differently():
 
 @pytest.mark.parametrize("preset", playground.presets(ROOT), ids=lambda preset: preset["id"])
 def test_every_preset_runs_to_its_end(preset):
-    answer = playground.recorded(ROOT, preset)
+    answer = playground.recorded(preset)
     assert answer["failure"] is None
     assert answer["metrics"]["num_finished"] == answer["metrics"]["num_requests"]
 
 
 def test_the_presets_show_what_they_claim():
-    found = {preset["id"]: playground.recorded(ROOT, preset)["metrics"] for preset in playground.presets(ROOT)}
+    found = {preset["id"]: playground.recorded(preset)["metrics"] for preset in playground.presets(ROOT)}
     assert found["small-budget"]["longest_gap"] < found["large-budget"]["longest_gap"] / 10
     assert found["small-budget"]["max_ttft"] > found["large-budget"]["max_ttft"]
     # The answer on the page: 35 chunks of 56 tokens and one of 40, and the last full one takes the longest.
     preset = next(preset for preset in playground.presets(ROOT) if preset["id"] == "small-budget")
-    messages = playground.recorded(ROOT, preset)["messages"]
+    messages = playground.recorded(preset)["messages"]
     chunks = [m for m in messages if m["type"] == "prefill_chunk" and m["request_id"] == "I/0"]
     assert [chunk["num_new_tokens"] for chunk in chunks] == [56] * 35 + [40]
     steps = [m for m in messages if m["type"] == "step"]

@@ -157,7 +157,7 @@ def test_nothing_is_loaded_until_the_reader_asks_and_a_run_from_the_build_is_sho
 def test_every_preset_gives_in_the_browser_what_it_gives_in_cpython_event_by_event(started):
     for preset in playground.presets(ROOT):
         choose(started, preset["id"])
-        here = json.loads(json.dumps(playground.recorded(ROOT, preset)))
+        here = json.loads(json.dumps(playground.recorded(preset)))
         there = started.evaluate("() => playground.shown")
         assert there["messages"] == here["messages"], preset["id"]
         assert there["metrics"] == here["metrics"], preset["id"]

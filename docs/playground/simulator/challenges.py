@@ -1,7 +1,7 @@
 """Three tasks for each milestone with a policy: a setting, what to change, and how a run shows that it is solved.
 
 A goal compares the reader's run with the original files' on the same setting. The original never reaches it. Solutions
-are in `solutions/`, a file for each; tests run all of them.
+are in `solutions.json`; tests run all of them.
 """
 
 from collections.abc import Callable, Mapping

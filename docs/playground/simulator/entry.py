@@ -19,7 +19,7 @@ from typing import Any
 
 from . import challenges
 from .cost import CostModel
-from .policy import ORDER, EditError, Policy, Sources, functions
+from .policy import ORDER, EditError, Policy, Sources, function_of, functions
 from .scenario import SettingError, Settings, scripts
 from .simulation import Run, run
 
@@ -117,7 +117,7 @@ def diffs(milestone: str, edits: dict[str, str]) -> dict[str, list[str]]:
     result = {}
     for edit, text in edits.items():
         file, _, name = edit.partition(":")
-        original = next((each for each in functions(sources_of(milestone).get(file, "")) if each.name == name), None)
+        original = function_of(sources_of(milestone).get(file, ""), name)
         before = original.text.split("\n") if original else []
         lines = list(difflib.unified_diff(before, text.strip("\n").split("\n"), n=2, lineterm=""))[2:]
         result[edit] = lines

@@ -49,13 +49,18 @@ def functions(source: str) -> Iterator[Function]:
                 yield Function(f"{node.name}.{inner.name}" if is_class else inner.name, first, last, text)  # type: ignore[attr-defined]
 
 
+def function_of(source: str, name: str) -> Function | None:
+    """The one of this dotted name."""
+    return next((function for function in functions(source) if function.name == name), None)
+
+
 def swap(source: str, name: str, text: str, edit: str) -> str:
     """The file with a function's text replaced.
 
     Raises:
         EditError: there is no such function, or the text is no Python.
     """
-    found = next((function for function in functions(source) if function.name == name), None)
+    found = function_of(source, name)
     if found is None:
         raise EditError(f"There is no function {name} in this file.", edit)
     text = textwrap.dedent(text).strip("\n")

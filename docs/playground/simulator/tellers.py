@@ -5,6 +5,7 @@ found by comparing block tables, the cache and the requests before and after (`c
 messages for the same run, but for the order of those about blocks within a step.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from .scenario import Script, Settings
 Message = dict[str, Any]
 
 
-class Teller:
+class Teller(ABC):
     """Numbers the messages, and knows what both kinds have in common.
 
     Args:
@@ -66,18 +67,19 @@ class Teller:
             prompt=f"a prompt of {len(script.prompt)} tokens{shared}",
         )
 
+    @abstractmethod
     def begin(self, scheduler: Any) -> None:
         """A step is about to be scheduled."""
 
+    @abstractmethod
     def scheduled(self, scheduler: Any, output: Any, clock: float) -> None:
         """It was, and nothing is computed yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def updated(
         self, scheduler: Any, output: Any, taken: Mapping[str, int], number: int, clock: float, seconds: float
     ) -> None:
         """It has ended, after so many seconds."""
-        raise NotImplementedError
 
     def _tell(self, type: str, clock: float, **fields: Any) -> None:
         self.messages.append({"seq": len(self.messages) - 1, "type": type, "time": round(clock, 6), **fields})
@@ -105,12 +107,14 @@ class BusTeller(Teller):
             if fields["type"] == "step":
                 fields |= {"schedule_seconds": 0.0, "run_seconds": self.seconds}
                 fields |= {"update_seconds": 0.0, "output_seconds": 0.0}
-                fields["scheduled"] = list(fields["scheduled"])
             listed = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
             self._tell(clock=self.clock, **fields | listed)
 
     def on_reset(self) -> None:
         """Of the bus."""
+
+    def begin(self, scheduler: Any) -> None:
+        """Nothing to note: the files tell of what changes."""
 
     def scheduled(self, scheduler: Any, output: Any, clock: float) -> None:
         """Tell what was decided."""
