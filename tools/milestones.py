@@ -87,6 +87,12 @@ def load_ledger(root: Path) -> list[Milestone]:
     return [_milestone(root, name, table) for name, table in tables.items()]
 
 
+def newest_page(root: Path) -> Path | None:
+    """The folder of the visualizer's page, of the newest milestone that has one."""
+    folders = (root / milestone.name / "web" for milestone in reversed(load_ledger(root)))
+    return next(filter(Path.is_dir, folders), None)
+
+
 def _milestone(root: Path, name: str, table: dict[str, object]) -> Milestone:
     where = f"pyproject.toml, [tool.milestones.{name}]"
     keys = ("title", "predecessor", *KINDS, "lab")

@@ -18,7 +18,7 @@ from typing import Any
 from common.cli import read_lines, run
 from common.units import check_count
 from tools.demo_server import running
-from tools.milestones import load_ledger
+from tools.milestones import newest_page
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = ROOT / "v0_3_scheduler" / "measurements" / "questions.txt"
@@ -40,13 +40,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _visualize(args: argparse.Namespace) -> None:
     check_count("num_requests", args.num_requests)
-    newest = next(m.name for m in reversed(load_ledger(ROOT)) if (ROOT / m.name / "web").is_dir())
+    page = newest_page(ROOT)
+    assert page is not None, "a milestone has the page"
     flags = ["--port", str(args.port), "--allow-control", "--log-level", "warning"]
     flags += ["--num-blocks", str(args.num_blocks), "--speculative-method", "ngram"]
     flags += ["--model", args.model] if args.model else []
     questions = read_lines(str(QUESTIONS))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the server must not be left behind
-    with running(newest, flags) as address, ThreadPoolExecutor(16) as clients:
+    with running(page.parent.name, flags) as address, ThreadPoolExecutor(16) as clients:
         print(f"\n  Watch it: {address}/visualizer   (Ctrl-C ends)\n", file=sys.stderr)
         try:
             rng = random.Random(0)

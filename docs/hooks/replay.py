@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sources import SourceError, replace_directives
 
-from tools.milestones import load_ledger
+from tools.milestones import newest_page
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -45,9 +45,8 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 
 def web_files(root: Path) -> list[Path]:
     """The files of the page, of the newest milestone that has one."""
-    folders = [root / milestone.name / "web" for milestone in load_ledger(root)]
-    found = [folder for folder in folders if folder.is_dir()]
-    return sorted(path for path in found[-1].iterdir() if path.is_file()) if found else []
+    folder = newest_page(root)
+    return sorted(filter(Path.is_file, folder.iterdir())) if folder is not None else []
 
 
 def expand(markdown: str, page: str, docs: Path) -> str:

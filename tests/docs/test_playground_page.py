@@ -4,18 +4,17 @@ The page's own files are served as the site has them, but within a page that mkd
 Playwright, Chromium, or the assets are missing: `python -m tools.playground_assets` fetches those.
 """
 
-import functools
-import http.server
+import contextlib
 import json
 import shutil
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import playground
 import pytest
+import replay
 
-from tests.kit import browser as browsers
+from common.measuring.browser import served
 from tests.kit.browser import page_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,20 +23,11 @@ FREE = "block_manager.py:BlockManager.free"
 BROKEN = "self._free.extend(table[1:])"
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browsers.browser() as found:
-        yield found
-
-
 def make_site(folder):
     """The page, what it loads, and the visualizer's page."""
-    shutil.copytree(ROOT / "v0_8_visualizer" / "web", folder / "visualizer")
+    (folder / "visualizer").mkdir()
+    for path in replay.web_files(ROOT):
+        shutil.copy(path, folder / "visualizer")
     target = folder / "playground"
     shutil.copytree(FOLDER, target, ignore=shutil.ignore_patterns("__pycache__"))
     for address, path in (playground.copied_files(ROOT) | playground.vendored_files(ROOT)).items():
@@ -61,20 +51,8 @@ def make_site(folder):
 
 @pytest.fixture(scope="module")
 def serve():
-    servers = []
-
-    def start(folder):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        servers.append((server, thread))
-        return SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}")
-
-    yield start
-    for server, thread in servers:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with contextlib.ExitStack() as servers:
+        yield lambda folder: SimpleNamespace(url=servers.enter_context(served(folder)))
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,22 @@
 """Headless Chromium for tests of the page; where it, or Playwright, is not installed, these tests are skipped."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+from common.measuring.browser import chromium, launched
 
 
 @contextlib.contextmanager
 def browser() -> Iterator[Any]:
     """A browser of Playwright's."""
-    api = pytest.importorskip("playwright.sync_api", reason="the tests of the page need `pip install -e '.[browser]'`")
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
+    pytest.importorskip("playwright.sync_api", reason="the tests of the page need `pip install -e '.[browser]'`")
+    if chromium() is None:
         pytest.skip("the tests of the page need Chromium: Debian's package is chromium-headless-shell")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+    with launched() as found:
         yield found
-        found.close()
 
 
 @contextlib.contextmanager

@@ -8,21 +8,18 @@ It needs Playwright (`pip install -e '.[browser]'`) and Chromium, and a font wit
 """
 
 import argparse
-import functools
-import http.server
 import io
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common.measuring.browser import launched, served
 from common.measuring.recipe import ROOT
 
 WEB, RECORDINGS = ROOT / "v0_8_visualizer" / "web", ROOT / "docs" / "recordings"
-CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 WIDTH, HEIGHT = 1280, 900
 GIF_WIDTH = 800
 FRAME_MS, LAST_MS = 450, 2500
@@ -36,7 +33,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="default: the site's pictures")
     parser.add_argument("--step", type=int, default=31, help="of the recording `preemption` (default: 31)")
     args = parser.parse_args()
-    with served() as address, launched() as browser:
+    with site() as address, launched() as browser:
 
         def page_at(recording: str, step: int, scheme: Any) -> Any:
             page = browser.new_page(
@@ -76,31 +73,13 @@ def show(page: Any, step: int) -> None:
 
 
 @contextmanager
-def launched() -> Iterator[Any]:
-    """A headless Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    path = next(filter(None, map(shutil.which, CHROMIUM)))
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """The page and the recordings on a port of this machine, as the site has them."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(WEB, Path(folder) / "visualizer")
-        shutil.copytree(RECORDINGS, Path(folder) / "recordings")
-        handler = functools.partial(Quiet, directory=folder)
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://127.0.0.1:{server.server_port}"
-            server.shutdown()
+def site() -> Iterator[str]:
+    """The address of the page and the recordings, in folders as the site has them."""
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(WEB, Path(name, "visualizer"))
+        shutil.copytree(RECORDINGS, Path(name, "recordings"))
+        with served(Path(name)) as address:
+            yield address
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from common.measuring.browser import launched
 from common.measuring.recipe import recipe, spread
 
-from .pictures import launched, served
+from .pictures import site
 
 RESULTS = Path(__file__).with_suffix(".json")
 NUM_REQUESTS, NUM_RUNNING, NUM_BLOCKS, STEPS_A_SECOND = 500, 32, 4096, 60
@@ -91,7 +92,7 @@ def main() -> None:
     settings: dict[str, Any] = {"num_requests": NUM_REQUESTS, "num_running": NUM_RUNNING, "num_blocks": NUM_BLOCKS}
     settings |= {"steps_a_second": STEPS_A_SECOND, "seconds": SECONDS, "warm_up_seconds": WARM_UP_SECONDS}
     found = []
-    with served() as address, launched() as browser:
+    with site() as address, launched() as browser:
         settings["browser"] = f"Chromium {browser.version}, headless, without a GPU"
         for _ in range(args.repeats):
             page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
