@@ -321,6 +321,11 @@ class EventBus:
                 logger.exception("A listener failed.")
 
 
+def numbered(seq: int, seconds: float, event: Event) -> dict[str, Any]:
+    """An event as a message of a stream: its number there, and the seconds since the stream's beginning."""
+    return {"seq": seq, "time": round(seconds, 6)} | as_message(event)
+
+
 def as_message(event: Event) -> dict[str, Any]:
     """An event as what JSON can say: its type and its fields."""
     values = (

@@ -3,12 +3,14 @@
 Taken in the engine's thread, between two steps. Requests that have ended are not part of it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from common.detokenizer import Detokenizer
 
 from .engine import PROMPT_CHARS, LLMEngine
 from .output_processor import Child
+from .pace import Pace
 from .request import Request, RequestStatus
 
 
@@ -35,6 +37,35 @@ def take_snapshot(engine: LLMEngine) -> dict[str, Any]:
             for child in engine.output_processor.children()
         ],
         "cached_blocks": blocks.cached_blocks(),
+    }
+
+
+def begins_with(
+    snapshot: dict[str, Any],
+    num_events: int,
+    seconds: float,
+    pace: Pace,
+    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A snapshot as a message of a stream, which goes on from it; but for its `reason`.
+
+    Args:
+        snapshot: of the engine.
+        num_events: that the stream has had; the message has the number of the last of them.
+        seconds: since the stream's beginning.
+        pace: of the engine.
+        about: what is said beside its state.
+        settings: what is said beside its own.
+    """
+    return {
+        "seq": num_events - 1,
+        "type": "snapshot",
+        "time": round(seconds, 6),
+        "pace": {"paused": pace.paused, "delay": pace.delay},
+        **about,
+        **snapshot,
+        "settings": snapshot["settings"] | dict(settings),
     }
 
 

@@ -22,8 +22,9 @@ from common.sampling_params import SamplingParams
 from common.weights import resolve
 
 from ..engine import LLMEngine
-from ..events import TimedEvents, as_message
-from ..snapshot import take_snapshot
+from ..events import TimedEvents, numbered
+from ..pace import Pace
+from ..snapshot import begins_with, take_snapshot
 
 FOLDER = ROOT / "docs" / "recordings"
 LONG = (
@@ -47,18 +48,16 @@ class Recorder:
 
     def __init__(self, engine: LLMEngine, model: str) -> None:
         self.start, self.num_events = time.perf_counter(), 0
-        snapshot = take_snapshot(engine)
-        snapshot["settings"]["allow_control"] = False
-        about = {"seq": -1, "type": "snapshot", "time": 0.0, "reason": "recorded", "milestone": "v0.8", "model": model}
-        self.lines = [json.dumps(about | {"pace": {"paused": False, "delay": 0.0}} | snapshot)]
+        about = {"reason": "recorded", "milestone": "v0.8", "model": model}
+        first = begins_with(take_snapshot(engine), 0, 0.0, Pace(), about, {"allow_control": False})
+        self.lines = [json.dumps(first)]
         self.types: Counter[str] = Counter()
         engine.events.subscribe(self)
 
     def on_events(self, events: TimedEvents) -> None:
         """Listener."""
         for moment, event in events:
-            message = {"seq": self.num_events, "time": round(moment - self.start, 6)} | as_message(event)
-            self.lines.append(json.dumps(message))
+            self.lines.append(json.dumps(numbered(self.num_events, moment - self.start, event)))
             self.types[event.type] += 1
             self.num_events += 1
 

@@ -29,6 +29,7 @@ from .responses import respond
 logger, faults = logging.getLogger(f"{__package__}.access"), logging.getLogger(__name__)
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize", "/reset_prefix_cache", "/events")  # a probe and a scraper have no key
+REQUESTS = ("http", "websocket")  # ASGI's scopes that somebody has asked for; a server's beginning and end are one, too
 KEY_SUBPROTOCOL = "mini-vllm.key."  # and the key in base64url: how a page says it, which can set no header
 
 
@@ -69,7 +70,7 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] not in REQUESTS:
             await self.app(scope, receive, send)
             return
         # Printable and short, since it goes into a header and a log.
@@ -136,14 +137,13 @@ class RequestLine:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] == "websocket":
-            scope = dict(scope) | {"root_path": self.root_path}
+        if scope["type"] in REQUESTS:
+            scope = {**scope, "root_path": self.root_path}
         if scope["type"] == "http":
-            scope = dict(scope) | {"root_path": self.root_path}
             if scope["path"].lower().startswith(("http://", "https://")):
                 # Split before %2F is a slash. Who the host is does not matter, nor whether it can be one (`http://[/`).
                 raw_path = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
-                scope |= {"path": unquote(raw_path.decode("latin-1")), "raw_path": raw_path}
+                scope.update(path=unquote(raw_path.decode("latin-1")), raw_path=raw_path)
             if scope["method"] == "HEAD":
                 scope["method"] = "GET"
         await self.app(scope, receive, send)
@@ -158,7 +158,7 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if self.keys and scope["type"] in ("http", "websocket") and guards(scope, GUARDED):
+        if self.keys and scope["type"] in REQUESTS and guards(scope, GUARDED):
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             given = key.strip(" \t").encode("latin-1", "replace")
             if not key and scope["type"] == "websocket" and (said := _key_of_a_page(scope["subprotocols"])):
@@ -187,7 +187,7 @@ class SameOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] in ("http", "websocket") and guards(scope, ("/events",)):
+        if scope["type"] in REQUESTS and guards(scope, ("/events",)):
             headers = Headers(scope=scope)
             origin = headers.get("origin")
             if origin is not None and origin not in self.allowed and urlsplit(origin).netloc != headers.get("host"):

@@ -20,8 +20,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from ..async_engine import AsyncEngine
-from ..events import TimedEvents, as_message
-from ..snapshot import take_snapshot
+from ..events import TimedEvents, numbered
+from ..snapshot import begins_with, take_snapshot
 
 MOST_VIEWERS = 32
 MOST_WAITING = 20_000  # messages of one viewer: some seconds of a busy engine
@@ -141,8 +141,7 @@ class Viewers:
             return
         messages = []
         for moment, event in events:
-            entry = {"seq": self._num_events, "time": round(moment - self._start, 6)} | as_message(event)
-            messages.append(json.dumps(entry))
+            messages.append(json.dumps(numbered(self._num_events, moment - self._start, event)))
             self._num_events += 1
         for viewer in self._viewers:
             if viewer.reason is None and not all(map(viewer.put, messages)):
@@ -154,16 +153,9 @@ class Viewers:
 
     def _put_snapshot(self, snapshot: dict[str, Any], moment: float) -> None:
         self._is_asked_for = False
-        pace = self.engine.pace
-        entry = {
-            "seq": self._num_events - 1,
-            "type": "snapshot",
-            "time": round(moment - self._start, 6),
-            "pace": {"paused": pace.paused, "delay": pace.delay},
-            **self.about,
-            **snapshot,
-        }
-        entry["settings"] = snapshot["settings"] | self.settings
+        entry = begins_with(
+            snapshot, self._num_events, moment - self._start, self.engine.pace, self.about, self.settings
+        )
         for viewer in self._viewers:
             if viewer.reason is not None:
                 viewer.put(json.dumps(entry | {"reason": viewer.reason}))
