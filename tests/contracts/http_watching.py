@@ -313,7 +313,7 @@ def test_paused_the_engine_makes_the_steps_it_is_told_and_no_others(serve):
             assert "pace_changed" in kinds
 
 
-def test_a_paused_request_can_be_aborted_and_a_paused_server_ends(serve, milestone):
+def test_a_paused_request_can_be_aborted_and_a_paused_server_ends(serve):
     with serve(Successor(), num_blocks=100, server={"allow_control": True}) as server:
         server.http.post("/events/control", json={"paused": True})
         with server.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 5, "stream": True}):
@@ -323,7 +323,7 @@ def test_a_paused_request_can_be_aborted_and_a_paused_server_ends(serve, milesto
         # At its end, `serve` waits for the server's.
 
 
-def test_slow_motion_waits_between_steps_and_not_before_an_order_is_taken(serve, monkeypatch, milestone):
+def test_slow_motion_waits_between_steps_and_not_before_an_order_is_taken(monkeypatch, milestone):
     pace = importlib.import_module(f"{milestone.__name__}.pace")
     now = [0.0]
     monkeypatch.setattr(pace, "_now", lambda: now[0])
