@@ -1,6 +1,7 @@
 """Builds the kernels with the system's C compiler: once, a few seconds, into the cache. Torch-free.
 
-They are compiled for the very processor that they run on (`-march=native`): nothing here lists instruction sets. The library's name says what it was made from: another source, compiler or processor makes another library.
+They are compiled for the very processor that they run on (`-march=native`): nothing here lists instruction sets. The
+library's name says what it was made from: another source, compiler or processor makes another library.
 """
 
 import hashlib
