@@ -48,7 +48,7 @@ def test_onednn_has_to_be_clearly_faster(kernels, monkeypatch, tmp_path, theirs,
 def test_what_was_found_is_asked_for_once_for_each_shape_and_a_broken_file_is_no_fault(kernels, monkeypatch, tmp_path):
     monkeypatch.setenv("MINI_VLLM_CACHE", str(tmp_path))
     asked = []
-    monkeypatch.setattr(choosing, "_measure", lambda _, weights: asked.append(weights[0].shape) or 16)
+    monkeypatch.setattr(choosing, "measured", lambda _, weights: asked.append(weights[0].shape) or 16)
     for weight in (torch.randn(48, 16), torch.randn(48, 16), torch.randn(16, 48)):
         assert choosing.most_rows(kernels, [weight]) == 16
     assert asked == [(48, 16), (16, 48)]
@@ -63,7 +63,7 @@ def test_what_was_found_is_asked_for_once_for_each_shape_and_a_broken_file_is_no
 def test_a_cache_that_cannot_be_written_is_no_fault(kernels, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MINI_VLLM_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(choosing, "_measure", lambda *_: math.inf)
+    monkeypatch.setattr(choosing, "measured", lambda *_: math.inf)
     assert choosing.most_rows(kernels, [torch.randn(4, 4)]) == math.inf
 
 

@@ -49,7 +49,9 @@ def test_each_layer_and_the_logits_equal_the_plain_models_and_transformers(kerne
     ours, plain = fast(tmp_path, linear_backend=linear_backend), Llama.from_folder(tmp_path, CPU, torch.float32)
     token_ids, positions = torch.randint(0, 256, (19,)), torch.arange(19)
     for num_layers in (1, 2):
-        hidden = [model.forward(token_ids, positions, OneShotCache([19]), num_layers=num_layers) for model in (ours, plain)]
+        hidden = [
+            model.forward(token_ids, positions, OneShotCache([19]), num_layers=num_layers) for model in (ours, plain)
+        ]
         torch.testing.assert_close(*hidden, atol=1e-4, rtol=0)
     torch.testing.assert_close(ours.logits(hidden[0]), hf(token_ids[None]).logits[0], atol=1e-4, rtol=0)
 
