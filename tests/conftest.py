@@ -3,8 +3,9 @@
 A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
 `tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
 
-`make test` runs the real model, and what is `thorough`, for the milestone that made a promise and for the newest one;
-`--all` (that is, `make test-all`) runs everything for every milestone.
+`make test` runs the real model, servers, and what is `thorough`, for the milestone that made a promise and for the
+newest one; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between is not left
+untested: most of its files are the very ones of a milestone that is tested, byte by byte, which the ledger's test checks.
 
 The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
 of a file stay together in a process, too, as they share what their file has made.
@@ -74,7 +75,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _takes_long(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("real_model", "thorough"))
+    contract = item.function.__module__.rpartition(".")[2]
+    return contract.startswith("http_") or any(item.get_closest_marker(name) for name in ("real_model", "thorough"))
 
 
 def _has_real(item: pytest.Item | None) -> bool:
