@@ -5,7 +5,7 @@ A milestone's tests are found in `tests/v0_N`; the promises that every milestone
 
 `make test` runs the real model, servers, and what is `thorough`, for the milestone that made a promise and for the
 newest one; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between is not left
-untested: most of its files are the very ones of a milestone that is tested, byte by byte, which the ledger's test checks.
+untested: the ledger's test checks that most of its files are, byte by byte, those of a milestone that is tested.
 
 The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
 of a file stay together in a process, too, as they share what their file has made.

@@ -35,7 +35,7 @@ class Matrix:
 
     def product(self, x: Tensor, add_to: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias`, or that added to `add_to` in place: `[T, depth] -> [T, width]`."""
-        if self.panels is not None and len(x) <= self.most_rows:
+        if self.panels is not None and x.shape[0] <= self.most_rows:
             return self.kernels.product(x, self.panels, self.width, self.bias, add_to)
         assert self.reordered is not None
         y = linear(x, self.reordered, self.bias)

@@ -66,7 +66,7 @@ class FastLlama(Llama):
     ) -> Tensor:
         """See `Llama.forward`."""
         kernels, eps = self.kernels, self.config.rms_norm_eps
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        num_heads, num_kv_heads, head_dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         kernels.use_threads(torch.get_num_threads())
         hidden = self.embed_tokens[token_ids]
         cos, sin = (part[:, 0] for part in rope_cos_sin(positions, self.inv_freq))  # [T, head_dim / 2]
@@ -74,9 +74,9 @@ class FastLlama(Llama):
         assert layers, "rows are picked within the last layer, so there must be one"
         for i, layer in enumerate(layers):
             x = kernels.rms_norm(hidden, layer.input_norm, eps)
-            qkv = layer.qkv_proj.product(x).view(len(x), num_heads + 2 * num_kv_heads, -1)
+            qkv = layer.qkv_proj.product(x).view(-1, num_heads + 2 * num_kv_heads, head_dim)
             kernels.rotate(qkv[:, : num_heads + num_kv_heads], cos, sin)
-            q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+            q, k, v = torch.split_with_sizes(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
             attended = kv_cache.attend(i, q, k, v).flatten(1)
             if rows is not None and i == len(layers) - 1:
                 hidden, attended = hidden[rows], attended[rows]

@@ -29,6 +29,7 @@ _PROTOTYPES: dict[str, list[type]] = {
     "store": [c_void_p, c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long],
     "use_threads": [c_int],
 }
+WRONG = "a tensor is not what the kernel takes"
 _SHORT = ("rms_norm", "rotate", "silu_mul", "store", "use_threads")
 
 
@@ -85,9 +86,11 @@ class Kernels:
     ) -> Tensor:
         """`x @ weight.T + bias`, or that added to `add_to` in place: `[T, depth] -> [T, width]`."""
         num_rows, depth = x.shape
-        _check(depth == packed.shape[1], x.is_contiguous(), x.dtype == torch.float32)
+        if not (depth == packed.shape[1] and x.is_contiguous() and x.dtype == torch.float32):
+            raise TypeError(WRONG)
         y = torch.empty(num_rows, width) if add_to is None else add_to
-        _check(y.shape == (num_rows, width), y.is_contiguous())
+        if not (y.shape == (num_rows, width) and y.is_contiguous()):
+            raise TypeError(WRONG)
         self._c.product(
             *(x.data_ptr(), num_rows, depth, packed.data_ptr(), STORED[packed.dtype]),
             *(None if bias is None else bias.data_ptr(), y.data_ptr(), width, add_to is not None),
@@ -96,7 +99,8 @@ class Kernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `common.llama.rms_norm`: `[T, width]` in and out."""
-        _check(x.is_contiguous(), x.dtype == weight.dtype == torch.float32, x.shape[1:] == weight.shape)
+        if not (x.is_contiguous() and x.dtype == weight.dtype == torch.float32 and x.shape[1:] == weight.shape):
+            raise TypeError(WRONG)
         out = torch.empty_like(x)
         self._c.rms_norm(x.data_ptr(), *x.shape, weight.data_ptr(), eps, out.data_ptr())
         return out
@@ -104,14 +108,21 @@ class Kernels:
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """`common.llama.apply_rope`, in place: `x` `[T, heads, head_dim]`, `cos` and `sin` `[T, head_dim / 2]`."""
         num_rows, num_heads, head_dim = x.shape
-        _check(x.dtype == torch.float32, (x.stride(1), x.stride(2)) == (head_dim, 1))
-        _check(cos.shape == sin.shape == (num_rows, head_dim // 2), cos.is_contiguous(), sin.is_contiguous())
+        if not (
+            x.dtype == torch.float32
+            and (x.stride(1), x.stride(2)) == (head_dim, 1)
+            and cos.shape == sin.shape == (num_rows, head_dim // 2)
+            and cos.is_contiguous()
+            and sin.is_contiguous()
+        ):
+            raise TypeError(WRONG)
         self._c.rotate(x.data_ptr(), num_rows, x.stride(0), num_heads, head_dim, cos.data_ptr(), sin.data_ptr())
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up`: `[T, 2 * width] -> [T, width]`, the gate first."""
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        _check(gate_up.is_contiguous(), gate_up.dtype == torch.float32)
+        if not (gate_up.is_contiguous() and gate_up.dtype == torch.float32):
+            raise TypeError(WRONG)
         out = torch.empty(num_rows, width)
         self._c.silu_mul(gate_up.data_ptr(), num_rows, width, out.data_ptr())
         return out
@@ -119,8 +130,14 @@ class Kernels:
     def store(self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor, block_size: int) -> None:
         """Put `k` and `v` `[T, num_kv_heads, head_dim]` into the slots `[T]` of one layer's `keys` and `values`."""
         num_rows, num_heads, head_dim = k.shape
-        _check(k.dtype == v.dtype == torch.float32, k.stride() == v.stride())
-        _check(k.stride()[1:] == (head_dim, 1), slots.dtype == torch.int64, len(slots) == num_rows)
+        if not (
+            k.dtype == v.dtype == torch.float32
+            and k.stride() == v.stride()
+            and k.stride()[1:] == (head_dim, 1)
+            and slots.dtype == torch.int64
+            and len(slots) == num_rows
+        ):
+            raise TypeError(WRONG)
         self._c.store(
             *(k.data_ptr(), v.data_ptr(), k.stride(0), num_rows, slots.data_ptr()),
             *(keys.data_ptr(), values.data_ptr(), num_heads, head_dim, block_size),
@@ -154,8 +171,14 @@ class Kernels:
             `[T, num_heads, head_dim]`.
         """
         num_heads, head_dim = q.shape[1:]
-        _check(q.dtype == torch.float32, q.stride()[1:] == (head_dim, 1))
-        _check(tables.dtype == items.dtype == torch.int32, tables.is_contiguous(), items.is_contiguous())
+        if not (
+            q.dtype == torch.float32
+            and q.stride()[1:] == (head_dim, 1)
+            and tables.dtype == items.dtype == torch.int32
+            and tables.is_contiguous()
+            and items.is_contiguous()
+        ):
+            raise TypeError(WRONG)
         out = torch.empty(q.shape)
         self._c.attention(
             *(q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), tables.data_ptr()),
@@ -163,7 +186,3 @@ class Kernels:
             out.data_ptr(),
         )
         return out
-
-
-def _check(*conditions: bool) -> None:
-    assert all(conditions), "a tensor is not what the kernel takes"
