@@ -4,6 +4,7 @@
     attention    one layer: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
     rows         norm, rotation and gate of one layer, by rows: ours, and PyTorch's
     step         a whole step of decodes with the kernels, with 16-bit weights, and without
+    around       the parts of a step with the kernels: what is not the model, too
     choosing     how long it takes to find out which product is the faster one
 
 Each pair is timed in turns within a round, and a ratio is taken within a round: above 1, the kernel is faster. The
@@ -32,7 +33,7 @@ from common.measuring.recipe import recipe, spread
 from common.sampling_params import SamplingParams
 from common.weights import resolve
 
-from .. import choosing
+from .. import choosing, model_runner
 from ..engine import LLMEngine
 from ..kernels import bindings
 from ..kernels.bindings import Kernels
@@ -62,7 +63,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "float16": {"kernels": "c", "weights_dtype": "float16"},
     "bfloat16": {"kernels": "c", "weights_dtype": "bfloat16"},
 }
-PARTS = ("product", "attention", "rows", "step", "choosing")
+PARTS = ("product", "attention", "rows", "step", "around", "choosing")
 
 
 def main() -> None:
@@ -88,6 +89,7 @@ def main() -> None:
         "attention": lambda: attentions(kernels, config, args.repeats),
         "rows": lambda: rows(kernels, config, args.repeats),
         "step": lambda: steps(args.repeats),
+        "around": lambda: around(args.repeats),
         "choosing": lambda: choosings(kernels, config, args.repeats),
     }
     with torch.inference_mode():
@@ -241,11 +243,7 @@ def steps(repeats: int) -> dict[str, Any]:
 
 
 def _step_seconds(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int, repeat: int) -> float:
-    generator = torch.Generator().manual_seed(SEED + repeat)
-    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-    for i in range(num_requests):
-        prompt = torch.randint(0, 40_000, (prompt_len,), generator=generator).tolist()
-        engine.add_request(str(i), prompt, params)
+    _add(engine, num_requests, prompt_len, output_len, repeat)
     scheduler = engine.scheduler
     while any(not request.sampling.output_token_ids for request in (*scheduler.running, *scheduler.waiting)):
         engine.step()
@@ -258,6 +256,65 @@ def _step_seconds(engine: LLMEngine, num_requests: int, prompt_len: int, output_
     while engine.has_unfinished_requests():
         engine.step()
     return seconds
+
+
+def _add(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int, repeat: int) -> None:
+    generator = torch.Generator().manual_seed(SEED + repeat)
+    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    for i in range(num_requests):
+        prompt = torch.randint(0, 40_000, (prompt_len,), generator=generator).tolist()
+        engine.add_request(str(i), prompt, params)
+
+
+def _answer(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int, repeat: int) -> None:
+    _add(engine, num_requests, prompt_len, output_len, repeat)
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def around(repeats: int) -> dict[str, Any]:
+    """Milliseconds of each part of a step of decodes, and of all of it, by clocks around its functions."""
+    engine = LLMEngine(max_model_len=2048, enable_prefix_caching=False, kernels="c")
+    parts: dict[str, tuple[Any, str]] = {
+        "schedule": (engine.scheduler, "schedule"),
+        "input": (model_runner, "pack"),
+        "input of attention": (engine.model_runner.kv_cache, "begin_step"),
+        "layers": (engine.model, "forward"),
+        "head": (engine.model, "logits"),
+        "sample": (model_runner, "sample"),
+        "update": (engine.scheduler, "update"),
+        "text": (engine.output_processor, "process"),
+    }
+    clocks = dict.fromkeys(parts, 0.0)
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                clocks[name] += time.perf_counter() - start
+
+        return run
+
+    originals = {name: getattr(owner, function) for name, (owner, function) in parts.items()}
+    for name, (owner, function) in parts.items():
+        setattr(owner, function, timed(name, originals[name]))
+    found: dict[str, Any] = {}
+    for num_requests in (1, 32):
+        times: dict[str, list[float]] = {name: [] for name in [*parts, "step"]}
+        for repeat in range(repeats + 1):
+            clocks.update(dict.fromkeys(parts, 0.0))
+            before, num_steps = time.perf_counter(), engine.num_steps
+            _answer(engine, num_requests, 30, 64, repeat)
+            seconds, num_steps = time.perf_counter() - before, engine.num_steps - num_steps
+            if repeat:
+                for name, value in (clocks | {"step": seconds}).items():
+                    times[name].append(1e3 * value / num_steps)
+        found[str(num_requests)] = {name: spread(values) for name, values in times.items()}
+    for name, (owner, function) in parts.items():
+        setattr(owner, function, originals[name])
+    return found
 
 
 def choosings(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str, Any]:
