@@ -34,9 +34,9 @@ static void multiply(long rows, const float *x, long x_stride, const float *w, l
                      long y_stride, long columns, int add) {
     long c = 0;
     for (; c + PANEL <= columns; c += PANEL)
-        tiles(rows, 2, FLOAT32, x, x_stride, w + c, w_stride, depth, y + c, y_stride, add);
+        tiles(rows, 2, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, 0);
     for (; c + LANES <= columns; c += LANES)
-        tiles(rows, 1, FLOAT32, x, x_stride, w + c, w_stride, depth, y + c, y_stride, add);
+        tiles(rows, 1, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, 0);
     for (; c < columns; c++)
         for (long r = 0; r < rows; r++) {
             float sum = add ? y[r * y_stride + c] : 0.0f;

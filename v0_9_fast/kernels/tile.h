@@ -37,6 +37,7 @@ typedef _Float16 fvec __attribute__((vector_size(2 * LANES), aligned(2), may_ali
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };  /* how a weight is stored; `bindings.py` has the same order */
+#define SIZE(stored) ((stored) == FLOAT32 ? 4 : 2)
 
 /* One vector of weights from the `i`-th on, widened to float32. */
 INLINE vec load(const void *w, long i, int stored) {
@@ -56,25 +57,33 @@ INLINE vec load(const void *w, long i, int stored) {
 #endif
 }
 
-/* y (+)= x · w for `rows` rows and `vectors` vectors of columns. With constants for `rows`, `vectors` and `stored`, as
-   in `tile_columns`, the compiler unrolls the inner loops, and `sum` never sees memory. */
+/* y (+)= x · w for `rows` rows and `vectors` vectors of columns. The first two vectors of weights lie side by side, and
+   so do the next two, `second` weights further on. While it multiplies, it asks for the memory `ahead` bytes behind what
+   it reads, if that is not 0. With constants for `rows`, `vectors` and `stored`, as below, the compiler writes the inner
+   loops out, and `sum` never sees memory. */
 INLINE void tile(int rows, int vectors, int stored, const float *x, long x_stride, const void *w, long w_stride,
-                 long depth, float *y, long y_stride, int add) {
-    vec sum[TILE_ROWS][2];
+                 long second, long depth, float *y, long y_stride, int add, long ahead) {
+    vec sum[TILE_ROWS][4];
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (vec){0};
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
     for (long k = 0; k < depth; k++) {
-        vec w0 = load(w, k * w_stride, stored), w1 = vectors > 1 ? load(w, k * w_stride + LANES, stored) : (vec){0};
+        vec weights[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            weights[v] = load(w, k * w_stride + (v / 2) * second + (v % 2) * LANES, stored);
+        if (ahead) __builtin_prefetch((const char *)w + k * w_stride * SIZE(stored) + ahead);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             float one = x[r * x_stride + k];
-            sum[r][0] += one * w0;
-            if (vectors > 1) sum[r][1] += one * w1;
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[r][v] += one * weights[v];
         }
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
             vec *place = (vec *)(y + r * y_stride + v * LANES);
             if (add) *place += sum[r][v];
@@ -82,28 +91,27 @@ INLINE void tile(int rows, int vectors, int stored, const float *x, long x_strid
         }
 }
 
-/* The same for any number of rows up to TILE_ROWS: each number is a tile of its own. */
-INLINE void tile_rows(int rows, int vectors, int stored, const float *x, long x_stride, const void *w, long w_stride,
-                      long depth, float *y, long y_stride, int add) {
-    switch (rows) {
-#define CASE(n) case n: tile(n, vectors, stored, x, x_stride, w, w_stride, depth, y, y_stride, add); return;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if TILE_ROWS > 6
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
-#undef CASE
-    }
-}
-
-/* So many rows in tiles of as equal a height as can be: 8 rows are 4 and 4, since a tile of 2 would load each weight
-   for little. Calls `tile_rows` for each. */
+/* Any number of rows, in tiles of as equal a height as can be: 8 rows are 4 and 4, since a tile of 2 would load each
+   weight for little. Each height is a tile of its own to the compiler. */
 INLINE void tiles(long num_rows, int vectors, int stored, const float *x, long x_stride, const void *w, long w_stride,
-                  long depth, float *y, long y_stride, int add) {
-    long num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+                  long second, long depth, float *y, long y_stride, int add, long ahead) {
+    long most = vectors > 2 ? TILE_ROWS / 2 : TILE_ROWS, num_tiles = (num_rows + most - 1) / most;
     for (long t = 0; t < num_tiles; t++) {
         long first = num_rows * t / num_tiles, end = num_rows * (t + 1) / num_tiles;
-        tile_rows((int)(end - first), vectors, stored, x + first * x_stride, x_stride, w, w_stride, depth,
-                  y + first * y_stride, y_stride, add);
+        const float *from = x + first * x_stride;
+        float *to = y + first * y_stride;
+        switch (end - first) {
+#define HEIGHT(n) \
+            case n: \
+                if (n <= most) \
+                    tile(n, vectors, stored, from, x_stride, w, w_stride, second, depth, to, y_stride, add, ahead); \
+                break;
+            HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4) HEIGHT(5) HEIGHT(6)
+#if TILE_ROWS > 6
+            HEIGHT(7) HEIGHT(8) HEIGHT(9) HEIGHT(10) HEIGHT(11) HEIGHT(12)
+#endif
+#undef HEIGHT
+        }
     }
 }
 

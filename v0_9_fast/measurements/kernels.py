@@ -8,7 +8,7 @@
     choosing     how long it takes to find out which product is the faster one
 
 Each pair is timed in turns within a round, and a ratio is taken within a round: above 1, the kernel is faster. The
-figures go to `kernels.json` with their recipe; the pages quote that file. It takes about four minutes, and wants a
+figures go to `kernels.json` with their recipe; the pages quote that file. It takes about three minutes, and wants a
 machine that does nothing else.
 """
 
@@ -39,11 +39,12 @@ from ..kernels import bindings
 from ..kernels.bindings import Kernels
 from ..kv_cache import KVCache
 from ..paged_kv_cache import PagedKVCache
+from ..request import Request
 
 RESULTS = Path(__file__).with_suffix(".json")
 SEED = 0
 NUM_LAYERS = 12  # of products that are timed one after the other: more than the caches hold
-PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 256)
 NORM_ROWS = (1, 8, 32, 256)
 # Requests, tokens of each before the step, and new ones.
 ATTENTION = {
@@ -55,8 +56,9 @@ ATTENTION = {
     "512 behind 512": (1, 512, 512),
     "512 behind 3,488": (1, 3488, 512),
 }
-# Requests, tokens of each prompt, and of each answer.
-STEPS = {"1": (1, 30, 48), "8": (8, 30, 48), "32": (32, 30, 48), "16 at 1,000": (16, 1000, 32)}
+# Requests, and tokens of each prompt.
+STEPS = {"1": (1, 30), "8": (8, 30), "32": (32, 30), "16 at 1,000": (16, 1000)}
+NUM_STEPS = 8  # that are timed at once
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"kernels": "torch"},
     "float32": {"kernels": "c"},
@@ -99,15 +101,18 @@ def main() -> None:
             args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def compared(ways: Mapping[str, Callable[[], object]], repeats: int, title: str) -> dict[str, Any]:
-    """Milliseconds of each way, and how many times as long the first one took within a round."""
+def compared(ways: Mapping[str, Callable[[], object]], repeats: int, title: str, times_each: int = 1) -> dict[str, Any]:
+    """Milliseconds of each way, and how many times as long the first one took within a round.
+
+    A way does what is timed `times_each` times.
+    """
     times: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name in ways if repeat % 2 else reversed(list(ways)):
             start = time.perf_counter()
             ways[name]()
             if repeat:
-                times[name].append(1e3 * (time.perf_counter() - start))
+                times[name].append(1e3 * (time.perf_counter() - start) / times_each)
     first = times[next(iter(ways))]
     tqdm.write(f"{title}: " + ", ".join(f"{name} {statistics.median(values):.2f} ms" for name, values in times.items()))
     return {
@@ -219,57 +224,39 @@ def _rows(
 
 
 def steps(repeats: int) -> dict[str, Any]:
-    """Milliseconds of a step of decodes: the time of an answer's tokens but the first, over their number."""
+    """Milliseconds of a step of decodes, by the number of requests; their prompts are computed before."""
     engines = {
-        name: LLMEngine(max_model_len=2048, enable_prefix_caching=False, linear_backend="auto", **flags)
-        for name, flags in WAYS.items()
+        name: LLMEngine(max_model_len=2048, enable_prefix_caching=False, **flags) for name, flags in WAYS.items()
     }
     found = {}
-    for name, (num_requests, prompt_len, output_len) in STEPS.items():
-        times: dict[str, list[float]] = {way: [] for way in engines}
-        for repeat in tqdm(range(repeats + 1), desc=f"Steps of {name}", disable=None):
-            for way in engines if repeat % 2 else reversed(engines):
-                seconds = _step_seconds(engines[way], num_requests, prompt_len, output_len, repeat)
-                if repeat:
-                    times[way].append(1e3 * seconds)
-        found[name] = {
-            "ms": {way: spread(values) for way, values in times.items()},
-            "ratio": {
-                way: spread([a / b for a, b in zip(times["plain"], times[way], strict=True)]) for way in list(WAYS)[1:]
-            },
-        }
-        tqdm.write(f"a step of {name}: {json.dumps(found[name])}")
+    for name, (num_requests, prompt_len) in STEPS.items():
+        for engine in engines.values():
+            _add(engine, num_requests, prompt_len, NUM_STEPS * (repeats + 3))
+            while any(not request.sampling.output_token_ids for request in _all(engine)):
+                engine.step()
+        ways = {way: partial(_step, engine) for way, engine in engines.items()}
+        found[name] = compared(ways, repeats, f"{NUM_STEPS} steps of {name}", NUM_STEPS)
+        for engine in engines.values():
+            for i in range(num_requests):
+                engine.abort_request(str(i))
     return found
 
 
-def _step_seconds(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int, repeat: int) -> float:
-    _add(engine, num_requests, prompt_len, output_len, repeat)
-    scheduler = engine.scheduler
-    while any(not request.sampling.output_token_ids for request in (*scheduler.running, *scheduler.waiting)):
+def _step(engine: LLMEngine) -> None:
+    for _ in range(NUM_STEPS):
         engine.step()
-    start, num_steps = time.perf_counter(), 0
-    # Requests whose prompt was complete early have tokens already, and end early: only full batches count.
-    while len(scheduler.running) == num_requests:
-        engine.step()
-        num_steps += 1
-    seconds = (time.perf_counter() - start) / num_steps
-    while engine.has_unfinished_requests():
-        engine.step()
-    return seconds
 
 
-def _add(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int, repeat: int) -> None:
-    generator = torch.Generator().manual_seed(SEED + repeat)
+def _all(engine: LLMEngine) -> list[Request]:
+    return [*engine.scheduler.running, *engine.scheduler.waiting]
+
+
+def _add(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int) -> None:
+    generator = torch.Generator().manual_seed(SEED)
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     for i in range(num_requests):
         prompt = torch.randint(0, 40_000, (prompt_len,), generator=generator).tolist()
         engine.add_request(str(i), prompt, params)
-
-
-def _answer(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int, repeat: int) -> None:
-    _add(engine, num_requests, prompt_len, output_len, repeat)
-    while engine.has_unfinished_requests():
-        engine.step()
 
 
 def around(repeats: int) -> dict[str, Any]:
@@ -306,7 +293,9 @@ def around(repeats: int) -> dict[str, Any]:
         for repeat in range(repeats + 1):
             clocks.update(dict.fromkeys(parts, 0.0))
             before, num_steps = time.perf_counter(), engine.num_steps
-            _answer(engine, num_requests, 30, 64, repeat)
+            _add(engine, num_requests, 30, 64)
+            while engine.has_unfinished_requests():
+                engine.step()
             seconds, num_steps = time.perf_counter() - before, engine.num_steps - num_steps
             if repeat:
                 for name, value in (clocks | {"step": seconds}).items():
