@@ -74,7 +74,7 @@ def decode_attention_for(args: EngineArgs, device: torch.device) -> DecodeAttent
     Raises:
         ModelError: it was asked for, and cannot run.
     """
-    if args.kernels not in ("auto", "triton"):
+    if args.kernels not in ("auto", "triton") or args.weights_dtype != "auto":  # which the kernels in C must serve
         return None
     if device.type == "cuda":
         try:

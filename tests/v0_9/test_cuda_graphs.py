@@ -291,9 +291,9 @@ class TestFallbacks:
         with pytest.raises(ModelError, match=r"kernels triton cannot run here: it runs on a GPU, and .* on the cpu"):
             LLM(tiny.folder, num_blocks=8, kernels="triton", device="cpu")
 
-    @pytest.mark.parametrize("kernels", ["c", "torch"])
-    def test_other_kernels_are_not_it(self, kernels):
-        assert loader.decode_attention_for(EngineArgs(kernels=kernels), CUDA) is None
+    @pytest.mark.parametrize("flags", [{"kernels": "c"}, {"kernels": "torch"}, {"weights_dtype": "float16"}])
+    def test_what_asks_for_something_else_does_not_get_it(self, flags):
+        assert loader.decode_attention_for(EngineArgs(**flags), CUDA) is None
 
     def test_what_cannot_be_recorded_is_launched_and_said(self, graphs, monkeypatch, tiny, caplog):
         def fail(run, memory):
