@@ -11,7 +11,7 @@ from common.errors import ModelError
 from common.units import check_count, parse_bytes
 
 METHODS = ("ngram", "early_exit", "draft_model")
-KERNELS = ("auto", "c", "torch")
+KERNELS = ("auto", "c", "triton", "torch")
 WEIGHTS_DTYPES = ("auto", "float32", "float16", "bfloat16")
 LINEAR_BACKENDS = ("auto", "c", "onednn")
 SHAPES = Path(__file__).parent / "shapes"
@@ -107,8 +107,9 @@ class EngineArgs:
     kernels: str = field(
         default="auto",
         metadata={
-            "help": "auto computes with kernels in C where it can: on a CPU, in float32, with a C compiler; c insists "
-            "on them; torch runs on PyTorch alone",
+            "help": "auto computes with kernels in C where it can (on a CPU, in float32, with a C compiler), and on "
+            "CUDA, with Triton, reads blocks in place and records decodes as CUDA graphs; c and triton insist on "
+            "theirs; torch runs on PyTorch alone",
             "choices": KERNELS,
         },
     )
@@ -136,8 +137,10 @@ class EngineArgs:
         ):
             if getattr(self, name) not in choices:
                 raise ModelError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
-        if self.kernels == "torch" and self.weights_dtype != "auto":
-            raise ModelError(f"weights_dtype {self.weights_dtype} needs the kernels: leave kernels torch out.")
+        if self.kernels in ("triton", "torch") and self.weights_dtype != "auto":
+            raise ModelError(
+                f"weights_dtype {self.weights_dtype} needs the kernels in C: leave kernels {self.kernels} out."
+            )
         if self.linear_backend == "onednn" and self.weights_dtype in ("float16", "bfloat16"):
             raise ModelError(f"linear_backend onednn cannot multiply weights_dtype {self.weights_dtype} in float32.")
         for name in (

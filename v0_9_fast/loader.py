@@ -1,8 +1,9 @@
-"""From the flags to what computes: the kernels in C or plain PyTorch, and a model and a KV cache for it.
+"""From the flags to what computes: kernels or plain PyTorch, and a model and a KV cache for it.
 
 --kernels torch      PyTorch alone, as up to v0.8: the control
---kernels c          the kernels, or an error that says why they cannot run here
---kernels auto       the kernels where they can run; else PyTorch, and a line of the log says why
+--kernels c          on a CPU, the kernels in C, or an error that says why they cannot run here
+--kernels triton     on a GPU, decodes that attend in place, and CUDA graphs of them; or an error that says why not
+--kernels auto       what can run of these; else PyTorch, and a line of the log says why
 """
 
 import functools
@@ -21,7 +22,9 @@ from common.errors import ModelError
 from common.llama import Llama, Model
 from common.tokenizer import Tokenizer
 
-from . import choosing
+from . import choosing, cuda_graphs
+from .cuda_graphs import RecordedLlama
+from .cuda_kv_cache import CudaKVCache, DecodeAttention
 from .engine_args import EngineArgs
 from .kernels import bindings
 from .kernels.bindings import Kernels
@@ -39,6 +42,8 @@ def load(
     """`common.loading.load`, with the kernels where they are wanted; a ready model stays what it is."""
 
     def make(config: ModelConfig, weights: dict[str, Tensor]) -> Model:
+        if decode_attention_for(args, weights["norm"].device) is not None:
+            return RecordedLlama.packed(config, weights)
         kernels = kernels_for(args, weights["norm"].device, weights["norm"].dtype)
         return Llama.packed(config, weights) if kernels is None else pack(config, weights, kernels, args)
 
@@ -46,20 +51,62 @@ def load(
 
 
 def make_kv_cache(args: EngineArgs, model: Model, num_blocks: int, attention: AttentionBackend) -> KVCache:
-    """The pool of a model: read in place by the kernels, where there are any."""
-    kernels = kernels_for(args, model.device, model.dtype)
+    """The pool of a model: read in place by the kernels, where there are any; on a GPU, with recorded decodes."""
+    config, block_size, device, dtype = model.config, args.block_size, model.device, model.dtype
+    decode_attention = decode_attention_for(args, device)
+    if decode_attention is not None:
+        sizes = cuda_graphs.sizes_for(args)
+        pool = CudaKVCache(
+            *(config, num_blocks, block_size, device, dtype, attention, decode_attention, args.max_num_seqs, sizes)
+        )
+        if isinstance(model, RecordedLlama):
+            _record(args, model, pool)
+        return pool
+    kernels = kernels_for(args, device, dtype)
     if kernels is not None:
-        return PagedKVCache(model.config, num_blocks, args.block_size, kernels)
-    return KVCache(model.config, num_blocks, args.block_size, model.device, model.dtype, attention)
+        return PagedKVCache(config, num_blocks, block_size, kernels)
+    return KVCache(config, num_blocks, block_size, device, dtype, attention)
+
+
+def decode_attention_for(args: EngineArgs, device: torch.device) -> DecodeAttention | None:
+    """The attention of decodes on a GPU, which reads blocks in place, or `None` for PyTorch's and for the kernels in C.
+
+    Raises:
+        ModelError: it was asked for, and cannot run.
+    """
+    if args.kernels not in ("auto", "triton") or args.weights_dtype != "auto":  # which the kernels in C must serve
+        return None
+    if device.type == "cuda":
+        try:
+            from .kernels.decode import paged_decode
+
+            return paged_decode
+        except ImportError as error:
+            obstacle = f"Triton, which comes with PyTorch's builds for CUDA on Linux, cannot be imported ({error})"
+            _warn_once(obstacle)
+    else:
+        obstacle = f"it runs on a GPU, and the model is on the {device.type}"
+    if args.kernels == "triton":
+        raise ModelError(f"kernels triton cannot run here: {obstacle}.")
+    return None
+
+
+def _record(args: EngineArgs, model: RecordedLlama, pool: CudaKVCache) -> None:
+    try:
+        pool.recordings = cuda_graphs.Recordings(model, pool)
+    except RuntimeError as error:
+        if args.kernels == "triton":
+            raise ModelError(f"kernels triton cannot record decodes as CUDA graphs: {error}") from error
+        logger.warning("Decodes are not recorded as CUDA graphs, and so are slower: %s", error)
 
 
 def kernels_for(args: EngineArgs, device: torch.device, dtype: torch.dtype) -> Kernels | None:
-    """The kernels for a model on this device in this dtype, or `None` for PyTorch.
+    """The kernels in C for a model on this device in this dtype, or `None` for PyTorch.
 
     Raises:
         ModelError: they were asked for, and cannot run.
     """
-    if args.kernels == "torch":
+    if args.kernels in ("triton", "torch"):
         return None
     kernels: Kernels | str
     if device.type != "cpu":
@@ -115,6 +162,8 @@ def _most_rows(args: EngineArgs, kernels: Kernels, weights: list[Tensor]) -> flo
 
 def explain(model: Model) -> str:
     """Who computes the model's products, for people to read."""
+    if isinstance(model, RecordedLlama):
+        return "Products: PyTorch; attention of decodes: Triton, on blocks in place; steps of decodes: CUDA graphs"
     if not isinstance(model, FastLlama):
         return "Products and attention: PyTorch"
     layer = model.fast_layers[0]

@@ -18,6 +18,7 @@ from common.sampling import sample
 from common.sampling_params import SamplingParams, SamplingState
 from common.units import format_bytes, parse_bytes
 
+from . import cuda_graphs
 from .engine_args import EngineArgs
 from .kv_cache import MOST_PADDING, KVCache
 
@@ -48,7 +49,7 @@ def pool_size(
     if args.kv_cache_memory is not None:
         memory, reason = parse_bytes(args.kv_cache_memory, "kv_cache_memory"), "as asked"
     elif model.device.type == "cuda":
-        memory, reason = _profile(args, model, attention)
+        memory, reason = _profile(args, model, attention, cuda_graphs.num_bytes(args, model, draft_model))
     else:
         memory, reason = CPU_POOL_BYTES, "the default on a CPU"
     block = bytes_per_block(args, model) + (0 if draft_model is None else bytes_per_block(args, draft_model))
@@ -94,8 +95,8 @@ def _describe(args: EngineArgs, model: Model, num_blocks: int, reason: str) -> P
 
 
 @torch.inference_mode()
-def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tuple[int, str]:
-    """Bytes that the largest step leaves for KV within `gpu_memory_utilization` of the card."""
+def _profile(args: EngineArgs, model: Model, attention: AttentionBackend, graphs: int) -> tuple[int, str]:
+    """Bytes that the largest step and the CUDA graphs leave for KV within `gpu_memory_utilization` of the card."""
     num_tokens, device = args.max_num_batched_tokens, model.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -119,11 +120,12 @@ def _profile(args: EngineArgs, model: Model, attention: AttentionBackend) -> tup
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     taken = total - free  # the weights, CUDA itself, and whatever else is on the card
-    memory = int(total * args.gpu_memory_utilization) - taken - activations
+    memory = int(total * args.gpu_memory_utilization) - taken - activations - graphs
     num_layers = model.config.num_layers
     padding = args.max_num_seqs * MOST_PADDING * bytes_per_block(args, model) // num_layers
     # Of what is left, the pool gets all but two layers' worth, which a step's decodes may gather.
     return max(memory - padding, 0) * num_layers // (num_layers + 2), (
         f"{format_bytes(total)} x {args.gpu_memory_utilization:g} - {format_bytes(taken)} taken - "
-        f"{format_bytes(activations)} for a step of {num_tokens} tokens, and room to gather decodes"
+        f"{format_bytes(activations)} for a step of {num_tokens} tokens - {format_bytes(graphs)} for CUDA graphs, "
+        "and room to gather decodes"
     )

@@ -117,10 +117,14 @@ def test_elsewhere_and_in_other_dtypes_it_is_pytorch(device, dtype, reason):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"kernels": "cuda"}, "kernels must be one of auto, c, torch, got 'cuda'"),
+        ({"kernels": "cuda"}, "kernels must be one of auto, c, triton, torch, got 'cuda'"),
         ({"weights_dtype": "int8"}, "weights_dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
         ({"linear_backend": "mkl"}, "linear_backend must be one of auto, c, onednn, got 'mkl'"),
-        ({"kernels": "torch", "weights_dtype": "float16"}, "weights_dtype float16 needs the kernels"),
+        (
+            {"kernels": "torch", "weights_dtype": "float16"},
+            "weights_dtype float16 needs the kernels in C: leave kernels torch",
+        ),
+        ({"kernels": "triton", "weights_dtype": "float16"}, "needs the kernels in C: leave kernels triton out"),
         ({"linear_backend": "onednn", "weights_dtype": "bfloat16"}, "linear_backend onednn cannot multiply"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The kernels in C: how they are built, and how they are called."""
+"""The kernels: those in C, how they are built and called; and one for GPUs, in Triton."""
