@@ -20,6 +20,7 @@
 #include "tile.h"
 
 #define STRETCH 128  /* keys, at least one block */
+#define FEW (TILE_ROWS / 2)  /* rows: the heads of a group in a decode, mostly */
 
 /* What all items share. */
 struct step {
@@ -31,18 +32,30 @@ struct step {
 
 /* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. */
 static void multiply(long rows, const float *x, long x_stride, const float *w, long w_stride, long depth, float *y,
-                     long y_stride, long columns, int add) {
+                     long y_stride, long columns, int add, long ahead) {
     long c = 0;
+    for (; rows <= FEW && c + 2 * PANEL <= columns; c += 2 * PANEL)
+        tiles(rows, 4, 2, FLOAT32, x, x_stride, w + c, w_stride, PANEL, depth, y + c, y_stride, add, ahead);
     for (; c + PANEL <= columns; c += PANEL)
-        tiles(rows, 2, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, 0);
+        tiles(rows, 2, 2, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, ahead);
     for (; c + LANES <= columns; c += LANES)
-        tiles(rows, 1, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, 0);
+        tiles(rows, 1, 1, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, ahead);
     for (; c < columns; c++)
         for (long r = 0; r < rows; r++) {
             float sum = add ? y[r * y_stride + c] : 0.0f;
             for (long k = 0; k < depth; k++) sum += x[r * x_stride + k] * w[k * w_stride + c];
             y[r * y_stride + c] = sum;
         }
+}
+
+/* The scores of few rows with two blocks at once, `second` floats apart: else there are too few sums, and each waits for
+   the one before. */
+static void two_blocks(long rows, const float *queries, const float *keys, long second, long size, long dim,
+                       float *scores, long stride, long ahead) {
+    if (size == PANEL)
+        tiles(rows, 4, 2, FLOAT32, queries, dim, keys, size, second, dim, scores, stride, 0, ahead);
+    else
+        tiles(rows, 2, 1, FLOAT32, queries, dim, keys, size, second, dim, scores, stride, 0, ahead);
 }
 
 /* Turn one row's scores into weights, of which those from `visible` on are 0, and scale what the row has summed up. */
@@ -80,12 +93,25 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
         most[r] = -INFINITY, total[r] = 0.0f;
     }
     long end = position + num_queries;  /* keys that the last query sees */
-    long block_floats = size * dim, step = s->num_kv_heads * block_floats;
+    long step = s->num_kv_heads * size * dim;  /* floats from block to block */
+    const float *all_keys = s->keys + kv_head * size * dim, *all_values = s->values + kv_head * size * dim;
     for (long start = 0; start < end; start += stretch) {
         long num_keys = end - start < stretch ? end - start : stretch;
-        for (long t = 0; t < num_keys; t += size) {
-            const float *keys = s->keys + table[(start + t) / size] * step + kv_head * block_floats;
-            multiply(rows, queries, dim, keys, size, dim, scores + t, padded, size, 0);
+        const int32_t *blocks = table + start / size;
+        long num_blocks = (num_keys + size - 1) / size;
+        int in_pairs = rows <= FEW && (size == PANEL || size == LANES);
+        for (long b = 0; b < num_blocks;) {
+            const float *keys = all_keys + blocks[b] * step;
+            long next = b + 1 < num_blocks ? b + 1 : b, after = b + 2 < num_blocks ? b + 2 : b;
+            if (in_pairs && next > b) {
+                two_blocks(rows, queries, keys, (blocks[next] - blocks[b]) * step, size, dim, scores + b * size, padded,
+                           (blocks[after] - blocks[b]) * step * 4);
+                b += 2;
+            } else {
+                multiply(rows, queries, dim, keys, size, dim, scores + b * size, padded, size, 0,
+                         (blocks[next] - blocks[b]) * step * 4);
+                b += 1;
+            }
         }
         /* A query sees its own key and those before it. What lies behind the last token in its block, a former
            owner's, may be NaN: `soften` overwrites its score, and its value is never read. */
@@ -94,10 +120,11 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
             soften(scores + r * padded, padded, visible < num_keys ? visible : num_keys, most + r, total + r,
                    outputs + r * dim, dim);
         }
-        for (long t = 0; t < num_keys; t += size) {
-            const float *values = s->values + table[(start + t) / size] * step + kv_head * block_floats;
-            long filled = num_keys - t < size ? num_keys - t : size;
-            multiply(rows, scores + t, padded, values, dim, filled, outputs, dim, dim, 1);
+        for (long b = 0; b < num_blocks; b++) {
+            long filled = num_keys - b * size < size ? num_keys - b * size : size;
+            long next = b + 1 < num_blocks ? b + 1 : b;
+            multiply(rows, scores + b * size, padded, all_values + blocks[b] * step, dim, filled, outputs, dim, dim, 1,
+                     (blocks[next] - blocks[b]) * step * 4);
         }
     }
     for (long r = 0; r < rows; r++) {

@@ -33,7 +33,7 @@ INLINE void some_panels(int vectors, int stored, const float *x, long num_rows, 
         long deep = depth - k < DEPTH ? depth - k : DEPTH;
         const char *block = panel + k * PANEL * SIZE(stored);
         if (stored == FLOAT32 || num_rows <= 2 * TILE_ROWS) {
-            tiles(num_rows, vectors, stored, x + k, depth, block, PANEL, depth * PANEL, deep, target, stride,
+            tiles(num_rows, vectors, 2, stored, x + k, depth, block, PANEL, depth * PANEL, deep, target, stride,
                   started || k > 0, AHEAD);
         } else {
             float wide[DEPTH * PANEL];
@@ -41,7 +41,7 @@ INLINE void some_panels(int vectors, int stored, const float *x, long num_rows, 
                 *(vec *)(wide + i) = load(block, i, stored);
                 __builtin_prefetch(block + i * SIZE(stored) + AHEAD);
             }
-            tiles(num_rows, 2, FLOAT32, x + k, depth, wide, PANEL, 0, deep, target, stride, started || k > 0, 0);
+            tiles(num_rows, 2, 2, FLOAT32, x + k, depth, wide, PANEL, 0, deep, target, stride, started || k > 0, 0);
         }
     }
     if (columns != whole)

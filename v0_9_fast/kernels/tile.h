@@ -57,11 +57,11 @@ INLINE vec load(const void *w, long i, int stored) {
 #endif
 }
 
-/* y (+)= x · w for `rows` rows and `vectors` vectors of columns. The first two vectors of weights lie side by side, and
-   so do the next two, `second` weights further on. While it multiplies, it asks for the memory `ahead` bytes behind what
-   it reads, if that is not 0. With constants for `rows`, `vectors` and `stored`, as below, the compiler writes the inner
-   loops out, and `sum` never sees memory. */
-INLINE void tile(int rows, int vectors, int stored, const float *x, long x_stride, const void *w, long w_stride,
+/* y (+)= x · w for `rows` rows and `vectors` vectors of columns. `side` vectors of weights lie side by side, and the
+   others `second` weights further on. While it multiplies, it asks for the memory `ahead` bytes behind what it reads, if
+   that is not 0. With constants for `rows`, `vectors`, `side` and `stored`, as below, the compiler writes the inner loops
+   out, and `sum` never sees memory. */
+INLINE void tile(int rows, int vectors, int side, int stored, const float *x, long x_stride, const void *w, long w_stride,
                  long second, long depth, float *y, long y_stride, int add, long ahead) {
     vec sum[TILE_ROWS][4];
 #pragma GCC unroll 12
@@ -72,7 +72,7 @@ INLINE void tile(int rows, int vectors, int stored, const float *x, long x_strid
         vec weights[4];
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            weights[v] = load(w, k * w_stride + (v / 2) * second + (v % 2) * LANES, stored);
+            weights[v] = load(w, k * w_stride + (v / side) * second + (v % side) * LANES, stored);
         if (ahead) __builtin_prefetch((const char *)w + k * w_stride * SIZE(stored) + ahead);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
@@ -93,8 +93,8 @@ INLINE void tile(int rows, int vectors, int stored, const float *x, long x_strid
 
 /* Any number of rows, in tiles of as equal a height as can be: 8 rows are 4 and 4, since a tile of 2 would load each
    weight for little. Each height is a tile of its own to the compiler. */
-INLINE void tiles(long num_rows, int vectors, int stored, const float *x, long x_stride, const void *w, long w_stride,
-                  long second, long depth, float *y, long y_stride, int add, long ahead) {
+INLINE void tiles(long num_rows, int vectors, int side, int stored, const float *x, long x_stride, const void *w,
+                  long w_stride, long second, long depth, float *y, long y_stride, int add, long ahead) {
     long most = vectors > 2 ? TILE_ROWS / 2 : TILE_ROWS, num_tiles = (num_rows + most - 1) / most;
     for (long t = 0; t < num_tiles; t++) {
         long first = num_rows * t / num_tiles, end = num_rows * (t + 1) / num_tiles;
@@ -104,7 +104,8 @@ INLINE void tiles(long num_rows, int vectors, int stored, const float *x, long x
 #define HEIGHT(n) \
             case n: \
                 if (n <= most) \
-                    tile(n, vectors, stored, from, x_stride, w, w_stride, second, depth, to, y_stride, add, ahead); \
+                    tile(n, vectors, side, stored, from, x_stride, w, w_stride, second, depth, to, y_stride, add, \
+                         ahead); \
                 break;
             HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4) HEIGHT(5) HEIGHT(6)
 #if TILE_ROWS > 6
