@@ -1,15 +1,17 @@
 """A model ready to serve: weights and tokenizer from a name, on a device, in a dtype. Changes in no milestone."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from common.config import ModelConfig
 from common.dummy import dummy_tokenizer, dummy_weights
 from common.errors import ModelError
 from common.llama import Llama, Model
 from common.tokenizer import Tokenizer
-from common.weights import resolve
+from common.weights import load_weights, resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOAD_FORMATS = ("auto", "dummy")
@@ -22,6 +24,7 @@ def load(
     device: str,
     dtype: str,
     load_format: str = "auto",
+    make: Callable[[ModelConfig, dict[str, Tensor]], Model] = Llama.packed,
 ) -> tuple[Model, Tokenizer]:
     """Load what `model` names, or take it as it is.
 
@@ -32,6 +35,7 @@ def load(
         dtype: see `select_dtype`.
         load_format: `auto` reads the checkpoint. `dummy` reads its `config.json` and, where there is one, its
             tokenizer, and makes random weights: for measurements, as a step takes as long whatever the numbers are.
+        make: from plain weights, as `load_weights` returns them, to a model.
 
     Raises:
         ModelError: the model cannot be loaded, or not as asked.
@@ -42,12 +46,12 @@ def load(
         if load_format not in LOAD_FORMATS:
             raise ModelError(f"There is no load format {load_format!r}: choose {' or '.join(LOAD_FORMATS)}.")
         folder = resolve(model, with_weights=load_format == "auto")
+        config = ModelConfig.from_folder(folder)
         if load_format == "dummy":
-            config = ModelConfig.from_folder(folder)
-            model = Llama.packed(config, dummy_weights(config, torch_device, torch_dtype))
+            model = make(config, dummy_weights(config, torch_device, torch_dtype))
             tokenizer = tokenizer or dummy_tokenizer(folder, config)
         else:
-            model = Llama.from_folder(folder, torch_device, torch_dtype)
+            model = make(config, load_weights(folder, config, torch_device, torch_dtype))
             tokenizer = tokenizer or Tokenizer.from_folder(folder)
     if not hasattr(model, "forward"):
         raise ModelError(f"model must be a name, a path, or a model, got {model!r:.80}.")

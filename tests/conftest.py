@@ -3,8 +3,9 @@
 A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
 `tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
 
-`make test` runs the real model, and what is `thorough`, for the milestone that made a promise and for the newest one;
-`--all` (that is, `make test-all`) runs everything for every milestone.
+`make test` runs the real model, servers, and what is `thorough`, for the milestone that made a promise and for the
+newest one; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between is not left
+untested: the ledger's test checks that most of its files are, byte by byte, those of a milestone that is tested.
 
 The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
 of a file stay together in a process, too, as they share what their file has made.
@@ -32,6 +33,7 @@ ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what g
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
 SMALL_POOL = 32 * 2**20  # bytes
 REAL = "SmolLM2"  # in the names of tests that load the real model into this process
+INTERRUPT = "an_interrupt_at_any_line"  # in the names of the thorough ones
 
 pytest_plugins = ["tests.kit.peak_memory"]
 
@@ -56,25 +58,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             run[not left_out].append(item)
         config.hook.pytest_deselected(items=run[False])
         items[:] = run[True]
-    items.sort(key=lambda item: not _has_real(item))
+    items.sort(key=lambda item: (not _has_real(item), not item.get_closest_marker("thorough")))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which tests pytest-xdist keeps together: those of the real model in memory, and else those of a file."""
+    """Which tests pytest-xdist keeps together: those of the real model in memory, and else those of a file.
+
+    Those that interrupt at any line take minutes. They are apart from the others of their file, and come early, so that
+    no process is left with them at the end.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
-            return REAL if REAL in test else file
+            return REAL if REAL in test else f"{file} {INTERRUPT}" if INTERRUPT in test else file
 
     config.option.loadscopereorder = False  # it would put the longest of them, which are few, at the end
     return Scheduling(config, log)
 
 
 def _takes_long(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("real_model", "thorough"))
+    contract = item.function.__module__.rpartition(".")[2]
+    return contract.startswith("http_") or any(item.get_closest_marker(name) for name in ("real_model", "thorough"))
 
 
 def _has_real(item: pytest.Item | None) -> bool:

@@ -45,7 +45,7 @@ def cached_folder(gguf_file: Path) -> Path:
         ModelError: the file cannot be read or converted, or the cache directory cannot be written.
     """
     digest = _digest(gguf_file)
-    folder = _cache_directory() / f"{gguf_file.stem}-{digest}"
+    folder = cache_directory() / f"{gguf_file.stem}-{digest}"
     try:
         if folder.is_dir():
             return folder
@@ -105,7 +105,12 @@ def _digest(gguf_file: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
+    """`$MINI_VLLM_CACHE`, `$XDG_CACHE_HOME/mini-vllm` or `~/.cache/mini-vllm`, whether it is there or not.
+
+    Raises:
+        ModelError: there is no home directory to have a cache in.
+    """
     # Set to nothing is the same as not set, as the XDG specification has it.
     own, shared = os.environ.get("MINI_VLLM_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:

@@ -60,7 +60,7 @@ def _commit() -> str:
         options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True}
         commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]
         # Results and documents change without the code that was measured.
-        code = ["--", "*.py", "pyproject.toml"]
+        code = ["--", "*.py", "*.c", "*.h", "pyproject.toml"]
         dirty = subprocess.run(["git", "status", "--porcelain", *code], **options).stdout.strip()  # type: ignore[call-overload]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -6,8 +6,8 @@
 
 becomes a fence with that symbol's source (or, without a symbol, the whole file), titled with path and lines, and a link
 to the page that shows the whole file, or its diff, if there is one. A symbol is a function, a class or an assigned
-name, dotted where it stands inside another. A file or symbol that is lost ends the build. Comments above a symbol are
-left out.
+name, dotted where it stands inside another; in C it is a function. A file or symbol that is lost ends the build.
+Comments above a symbol are left out.
 
 The third form is a piece of a symbol, for a page that explains a function a few lines at a time: from the one line that
 has the first text to the next line that has the second (one text alone is one line). It stands without the link.
@@ -15,6 +15,7 @@ On a Chinese page title and link are Chinese.
 """
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
@@ -109,8 +110,10 @@ def cut(source: str, symbol: str, path: str) -> tuple[int, int, str]:
     """First line, last line (from 1) and text of a symbol, decorators included and indentation removed.
 
     Raises:
-        SourceError: the file is no Python, or the symbol is not there exactly once.
+        SourceError: the file is neither Python nor C, or the symbol is not there exactly once.
     """
+    if Path(path).suffix in (".c", ".h"):
+        return _cut_c(source, symbol, path)
     try:
         body = ast.parse(source).body
     except SyntaxError as error:
@@ -133,6 +136,16 @@ def cut(source: str, symbol: str, path: str) -> tuple[int, int, str]:
     # Text inside a long string may stand further left than the symbol does: that line stays as it is.
     width = node.col_offset
     return first, last, "\n".join(line[width:] if not line[:width].strip() else line for line in lines)
+
+
+def _cut_c(source: str, name: str, path: str) -> tuple[int, int, str]:
+    """The same of a function in C: from the line with its name, which begins at the margin, to the brace there."""
+    lines = source.split("\n")
+    found = [i for i, line in enumerate(lines) if re.match(rf"[A-Za-z][^(]*\b{re.escape(name)}\(", line)]
+    if len(found) != 1:
+        raise SourceError(f"{path} {name}: the function is there {len(found)} times")
+    last = next((i for i in range(found[0], len(lines)) if lines[i] == "}"), found[0])
+    return found[0] + 1, last + 1, "\n".join(lines[found[0] : last + 1])
 
 
 def definitions(body: Sequence[ast.AST], name: str) -> Iterator[ast.stmt]:

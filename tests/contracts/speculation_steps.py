@@ -342,9 +342,13 @@ def test_a_draft_takes_no_block_that_a_running_request_needs_in_the_same_step(mi
 
 def kv_of(engine, request, kv_cache=None):
     """`[layers, 2, num_computed_tokens, heads, head_dim]`."""
-    kv = (kv_cache or engine.model_runner.kv_cache).kv
+    pool = kv_cache or engine.model_runner.kv_cache
     table = engine.scheduler.block_manager.block_table(request.request_id)
-    return kv[:, :, table].flatten(2, 3)[:, :, : request.num_computed_tokens].clone()
+    if hasattr(pool, "read"):  # one with a layout of its own
+        kv = torch.stack([torch.stack(pool.read(layer, table)) for layer in range(len(pool.kv))])
+    else:
+        kv = pool.kv[:, :, table].flatten(2, 3)
+    return kv[:, :, : request.num_computed_tokens].clone()
 
 
 def plain_kv(milestone, tiny, prompt, num_tokens, sampling):

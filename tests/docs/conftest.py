@@ -90,6 +90,6 @@ def build() -> Callable[..., subprocess.CompletedProcess[str]]:
         mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
         command = [*mkdocs, "--config-file", str(folder / "mkdocs.yml"), "--site-dir", str(site)]
         environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1", "SITE_URL": ""}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
 
     return run

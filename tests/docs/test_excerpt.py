@@ -134,6 +134,31 @@ def test_symbol_that_is_not_there_once_is_an_error(symbol: str, message: str) ->
         cut(symbol)
 
 
+C_SOURCE = """/* add( is named here, too */
+static inline int add(int a,
+                      int b) {
+    if (a) {
+        return add(0, a + b);
+    }
+    return b;
+}
+
+void use(void) { add(1, 2); }
+int twice(int);
+int twice(int a) {
+    return 2 * a;
+}
+"""
+
+
+def test_a_function_in_c_runs_from_the_line_with_its_name_to_the_brace_at_the_margin() -> None:
+    lines = C_SOURCE.split("\n")
+    assert excerpt.cut(C_SOURCE, "add", "x.c") == (2, 8, "\n".join(lines[1:8]))
+    for symbol, times in (("twice", 2), ("none", 0)):
+        with pytest.raises(SourceError, match=f"x.c {symbol}: the function is there {times} times"):
+            excerpt.cut(C_SOURCE, symbol, "x.c")
+
+
 def test_page_gets_fence_title_and_link(tree: Path) -> None:
     text = excerpt.expand("Before.\n\n--excerpt-- v0_1_first/llm.py LLM.generate\n\nAfter.", "milestones/v0_1.md", tree)
     assert text == (

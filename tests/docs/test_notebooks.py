@@ -20,6 +20,7 @@ SAYS = {
     "v0_3": ["torch is loaded: False", "preemptions: [(6, ['B'])]", "budget 64: chunks of [61, 61, 59]"],
     "v0_4": ["text/event-stream", '"param": "temperature"', "0 blocks after you had left", "it has ended"],
     "v0_5": ["TPOT 10 ms,  ITL 10 ms", "mean end-to-end latency 500 ms", "134,479,872 elements of 4 bytes"],
+    "v0_9": ["the same bits: True", "behind the first k:          [100.0, 101.0", "after 40 keys: largest"],
     "v0_8": ["(3/0: preemption)", "'free, findable': 11", "steps without blocks: {'0/0': 0, '1/0': 0,"],
 }
 ARITHMETIC = {  # cells whose times follow from numbers that stand in them

@@ -1,14 +1,16 @@
 """Who can be compared, and how each is started: its interpreter, its arguments, its environment. Torch-free.
 
-    v0_1 ... v0_7             ours: `LLM.generate` of a milestone, in this environment
+    v0_1 ... v0_9             ours: `LLM.generate` of a milestone, in this environment
+    v0_9-torch, v0_9-float16  v0.9 without its kernels, and with weights of 16 bits
     transformers              `generate` of Hugging Face on one static batch, in this environment
     transformers-continuous   the same model under its continuous batching
     vllm                      the real one, from the environment named by --vllm-venv
     vllm-in-process           the same without its engine's own process, to see into it
     llama.cpp                 `llama_decode` in process, from the environment named by --llama-venv
+    llama.cpp-float16         the same with matrices of 16 bits
 
-All are asked for float32, for weights and KV cache, and get the same tensors: a folder in Hugging Face layout, or, for
-llama.cpp, the GGUF file that the folder was made from, written once more in float32.
+All are asked for float32, for weights and KV cache, unless their name says otherwise. They get the same tensors: a
+folder in Hugging Face layout, or, for llama.cpp, the GGUF file that the folder was made from, written once more.
 """
 
 import hashlib
@@ -36,9 +38,24 @@ MILESTONES = {
     "v0_5": MILESTONE,
     "v0_6": "v0_6_prefix_cache",
     "v0_7": "v0_7_speculative",
+    "v0_8": "v0_8_visualizer",
+    "v0_9": "v0_9_fast",
 }
-WITH_PREFIX_CACHE = ("v0_6_prefix_cache", "v0_7_speculative")  # those of them that have a flag for it
-PEERS = (*MILESTONES, "transformers", "transformers-continuous", "vllm", "vllm-in-process", "llama.cpp")
+WITH_PREFIX_CACHE = tuple(MILESTONES.values())[5:]  # those of them that have a flag for it
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "v0_9-torch": ("v0_9", {"kernels": "torch"}),
+    "v0_9-float16": ("v0_9", {"weights_dtype": "float16"}),
+}
+PEERS = (
+    *MILESTONES,
+    *VARIANTS,
+    "transformers",
+    "transformers-continuous",
+    "vllm",
+    "vllm-in-process",
+    "llama.cpp",
+    "llama.cpp-float16",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +149,7 @@ def describe(name: str, places: Places, **arguments: Any) -> Start:
         "vllm": _vllm,
         "vllm-in-process": _vllm_in_process,
         "llama.cpp": _llama_cpp,
+        "llama.cpp-float16": lambda places: _llama_cpp(places, "float16"),
     }
     if name in ways:
         start = ways[name](places)
@@ -141,9 +159,10 @@ def describe(name: str, places: Places, **arguments: Any) -> Start:
         if arguments:
             start.arguments["arguments"] |= arguments
         return start
+    name, own = VARIANTS.get(name, (name, {}))
     caching = {"enable_prefix_caching": places.prefix_caching}
     has_cache = MILESTONES.get(name, name) in WITH_PREFIX_CACHE
-    return ours(name, **(_llm_arguments(places) | (caching if has_cache else {}) | arguments))
+    return ours(name, **(_llm_arguments(places) | (caching if has_cache else {}) | own | arguments))
 
 
 def _llm_arguments(places: Places) -> dict[str, Any]:
@@ -166,13 +185,14 @@ def _vllm_in_process(places: Places) -> Start:
     return replace(start, environment=start.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
 
 
-def _llama_cpp(places: Places) -> Start:
+def _llama_cpp(places: Places, matrices: str = "float32") -> Start:
     python = _python(places.llama_venv, "llama.cpp", "--llama-venv")
     if places.dtype != "float32":
         raise ModelError(f"llama.cpp is compared in float32, not in {places.dtype}: leave it, or --dtype, out.")
     if places.gguf is None:
         raise ModelError("llama.cpp needs a .gguf file: give one as --model, or leave the default model.")
-    arguments = {"gguf": str(float32_gguf(places.gguf, places.folder)), "num_threads": NUM_THREADS}
+    gguf = unquantised_gguf(places.gguf, places.folder, matrices)
+    arguments = {"gguf": str(gguf), "num_threads": NUM_THREADS}
     return Start("llama_cpp", arguments, python)
 
 
@@ -187,17 +207,18 @@ def _python(venv: Path | None, name: str, flag: str) -> str:
     return str(python)
 
 
-def float32_gguf(source: Path, folder: Path) -> Path:
-    """The same file with every tensor in float32, beside the converted `folder`; made once.
+def unquantised_gguf(source: Path, folder: Path, matrices: str) -> Path:
+    """The same file with every matrix in float32 or float16, all else in float32, beside the converted `folder`.
+
+    Made once.
 
     Raises:
         ModelError: it cannot be written.
     """
-    target = folder.with_name(f"{folder.name}.f32.gguf")
+    target = folder.with_name(f"{folder.name}.f{matrices.removeprefix('float')}.gguf")
     if target.exists():
         return target
     import gguf
-    import numpy as np
     from tqdm import tqdm
 
     partial = target.with_suffix(f".{os.getpid()}.partial")
@@ -208,20 +229,24 @@ def float32_gguf(source: Path, folder: Path) -> Path:
             if key.startswith("GGUF.") or key == "general.architecture":
                 continue  # which the writer writes itself
             if key == "general.file_type":
-                writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+                kinds = {"float32": gguf.LlamaFileType.ALL_F32, "float16": gguf.LlamaFileType.MOSTLY_F16}
+                writer.add_file_type(kinds[matrices])
                 continue
             sub_type = entry.types[-1] if entry.types[0] is gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(key, entry.contents(), entry.types[0], sub_type=sub_type)
-        for tensor in tqdm(reader.tensors, desc="Writing float32 GGUF", unit="tensor", disable=None, delay=1.0):
+        for tensor in tqdm(reader.tensors, desc=f"Writing {matrices} GGUF", unit="tensor", disable=None, delay=1.0):
             rows = gguf.dequantize(tensor.data, tensor.tensor_type)
-            writer.add_tensor(tensor.name, rows.reshape(tensor.shape[::-1]).astype(np.float32))
+            dtype = matrices if len(tensor.shape) > 1 else "float32"
+            writer.add_tensor(tensor.name, rows.reshape(tensor.shape[::-1]).astype(dtype))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
         shutil.move(partial, target)
     except OSError as error:
-        raise ModelError(f"{target} cannot be written ({error}): llama.cpp needs the model in float32 there.") from None
+        raise ModelError(
+            f"{target} cannot be written ({error}): llama.cpp needs the model in {matrices} there."
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
     return target

@@ -5,6 +5,7 @@ the item is done, so that what a later one breaks, or a time limit cuts off, cos
 """
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import time
@@ -16,6 +17,7 @@ import torch
 
 from common import loading
 
+from ..compare.peers import MILESTONES, VARIANTS, WITH_PREFIX_CACHE
 from ..compare.rates import bandwidth, matrix_rate
 
 
@@ -23,6 +25,7 @@ from ..compare.rates import bandwidth, matrix_rate
 class Settings:
     """What to measure: `model` (real weights), else the bundled `shape`; the lengths are in tokens."""
 
+    engine: str  # of a part that measures one: a name that `compare/peers.py` has
     device: str
     shape: str
     model: str | None
@@ -32,6 +35,14 @@ class Settings:
     def is_tiny(self) -> bool:
         """Whether it is to be done in seconds, on a CPU."""
         return self.model is None and self.shape == "tiny"
+
+    def llm(self, *args: Any, **arguments: Any) -> Any:
+        """The engine's `LLM`, on the device, without a prefix cache: repeats would find what they are to compute."""
+        name, own = VARIANTS.get(self.engine, (self.engine, {}))
+        package = MILESTONES[name]
+        caching = {"enable_prefix_caching": False} if package in WITH_PREFIX_CACHE else {}
+        device = loading.select_device(self.device).type
+        return importlib.import_module(package).LLM(*args, **{"device": device} | caching | own | arguments)
 
     @property
     def num_requests(self) -> tuple[int, ...]:

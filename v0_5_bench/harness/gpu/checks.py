@@ -10,7 +10,9 @@ the file is written anew after each item:
     expected       what the card's own rates allow, beside what was reached
     transformers   its `generate` on the same shape                         serving.py
 
-With `--device cpu` the same is done in seconds, on a tiny shape.
+Correctness and serving are those of v0.5. They come again for v0.9, with its kernels and CUDA graphs
+(correctness-v0_9 ...) and on PyTorch alone (correctness-v0_9-torch ...). With `--device cpu` the same is done in about
+a minute, on a tiny shape.
 """
 
 import argparse
@@ -28,7 +30,14 @@ from typing import Any
 from common.measuring.recipe import recipe
 
 ITEM = '{"item": '  # begins a line of results among whatever else a part prints
-LIMITS = {"machine": 60, "correctness": 120, "serving": 200, "transformers": 90}  # seconds
+ENGINES = ("v0_5", "v0_9", "v0_9-torch")  # as in `compare/peers.py`
+OF_ENGINES = {"correctness": 120, "serving": 200}  # seconds
+LIMITS = {
+    "machine": 60,
+    **OF_ENGINES,
+    **{f"{part}-{engine}": limit for engine in ENGINES[1:] for part, limit in OF_ENGINES.items()},
+    "transformers": 90,
+}
 LEAST = 15  # seconds: with less there is no time to load anything
 
 Json = dict[str, Any]
@@ -46,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shape", help="a bundled shape (default: llama-3.1-8b, on a CPU tiny)")
     parser.add_argument("--model", help="a folder or hub id, for real weights in place of a shape with random ones")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=450, help="seconds for everything together (default: 450)")
+    parser.add_argument("--limit", type=float, default=570, help="seconds for everything together (default: 570)")
     parser.add_argument("--only", nargs="+", choices=tuple(LIMITS), help="these parts alone")
     parser.add_argument("--part", choices=tuple(LIMITS), help=argparse.SUPPRESS)  # a process that does this one
     args = parser.parse_args(argv)
@@ -61,8 +70,8 @@ def main(argv: list[str] | None = None) -> int:
             results["parts"][name] = part = {"status": "running", "items": {}}
             _run_part(args, name, min(limit, end - time.monotonic()), part, lambda: _write(args.out, results))
             _write(args.out, results)
-        if name == "serving":
-            results["parts"]["expected"] = _expected(results["parts"])
+        if name.startswith("serving"):
+            results["parts"][name.replace("serving", "expected")] = _expected(results["parts"], name)
     _write(args.out, results)
     print("\n".join(summary(results)))
     print(f"written to {args.out}", file=sys.stderr)
@@ -85,8 +94,11 @@ def _do_part(args: argparse.Namespace) -> int:
         "serving": serving,
         "transformers": transformers,
     }
-    settings = Settings(device=args.device, shape=args.shape, model=args.model, repeats=args.repeats)
-    report("whole", parts[args.part], settings)
+    part, _, engine = args.part.partition("-")
+    settings = Settings(
+        engine=engine or ENGINES[0], device=args.device, shape=args.shape, model=args.model, repeats=args.repeats
+    )
+    report("whole", parts[part], settings)
     return 0
 
 
@@ -110,7 +122,7 @@ def _run_part(args: argparse.Namespace, name: str, limit: float, part: Json, wri
                 if line.startswith(ITEM):
                     item = json.loads(line)
                     part["items"][item.pop("item")] = item
-                    print(f"{name:13}{line.strip():.160}", flush=True)
+                    print(f"{name:23}{line.strip():.160}", flush=True)
                     write()
             code = process.wait()
         finally:
@@ -128,9 +140,9 @@ def _run_part(args: argparse.Namespace, name: str, limit: float, part: Json, wri
             part["stderr"] = stderr.read()[-4000:]
 
 
-def _expected(parts: Json) -> Json:
+def _expected(parts: Json, serving: str) -> Json:
     try:
-        return {"status": "passed", "items": expectations(parts["machine"]["items"], parts["serving"]["items"])}
+        return {"status": "passed", "items": expectations(parts["machine"]["items"], parts[serving]["items"])}
     except KeyError as error:  # what was not measured, or not asked for
         return {"status": "skipped", "items": {}, "why": f"there is no {error}"}
     except Exception as error:
@@ -172,25 +184,28 @@ def summary(results: Json) -> list[str]:
     """What a person wants to know first, a line each."""
     lines = [""]
     for name, part in results["parts"].items():
-        lines.append(f"{name:14}{part['status']:10}{part.get('seconds', 0):7.1f} s")
+        lines.append(f"{name:24}{part['status']:10}{part.get('seconds', 0):7.1f} s")
         for item, entry in part["items"].items():
             if "error" in entry:
                 lines.append(f"    {item}: {entry['error']}")
     items = {name: part["items"] for name, part in results["parts"].items()}
     if versions := items.get("machine", {}).get("versions", {}).get("result"):
         lines += ["", ", ".join(f"{name} {value}" for name, value in versions.items())]
-    for name, value in items.get("expected", {}).items():
-        if name != "basis":
-            best, reached, share = value.values()
-            unit = "tokens/s" if "tokens_per_s" in value else "ms to the first token"
-            lines.append(f"{name:24}{reached:12,.1f} {unit}, at best {best:,.1f}: {share:.1%}")
-    for name in ("serving", "transformers"):
-        for item, entry in items.get(name, {}).items():
+    for name in (name for name in items if name.startswith("expected")):
+        lines += ["", name.replace("expected", "serving")]
+        for item, value in items[name].items():
+            if item != "basis":
+                best, reached, share = value.values()
+                unit = "tokens/s" if "tokens_per_s" in value else "ms to the first token"
+                lines.append(f"{item:24}{reached:12,.1f} {unit}, at best {best:,.1f}: {share:.1%}")
+    for name in (name for name in items if name.startswith(("serving", "transformers"))):
+        lines.append("")
+        for item, entry in items[name].items():
             if rates := (entry.get("result") or {}).get("output_tokens_per_s"):
                 lines.append(f"{name} {item:15}{rates['median']:12,.1f} output tokens/s, prompts included")
             if parts := (entry.get("result") or {}).get("parts_ms"):
                 split = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items())
-                lines.append(f"{item}, ms of a step: {split}")
+                lines.append(f"{name} {item}, ms of a step: {split}")
     return lines
 
 

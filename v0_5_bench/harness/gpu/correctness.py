@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from common import loading
-from common.attention import select_backend
 from common.dummy import IdTokenizer
 from common.outputs import RequestOutput
 from common.sampling_params import SamplingParams
 
-from ...kv_cache import KVCache
-from ...llm import LLM
 from .card import Settings, report
 
 # Of everything that the real shapes have: grouped heads, llama3's rope, an untied head, several layers.
@@ -55,10 +52,10 @@ def correctness(settings: Settings) -> None:
     with tempfile.TemporaryDirectory() as folder:
         hf.save_pretrained(folder)
         tokenizer = IdTokenizer(SHAPE["vocab_size"])
-        wide = LLM(folder, tokenizer=tokenizer, device=device.type, dtype="float32", num_blocks=200)
-        narrow = LLM(folder, tokenizer=tokenizer, device=device.type, dtype="bfloat16", num_blocks=200)
+        wide = settings.llm(folder, tokenizer=tokenizer, dtype="float32", num_blocks=200)
+        narrow = settings.llm(folder, tokenizer=tokenizer, dtype="bfloat16", num_blocks=200)
     hf = hf.to(device)
-    few = LLM(wide.engine.model, tokenizer=tokenizer, num_blocks=FEW_BLOCKS, max_num_batched_tokens=64)
+    few = settings.llm(wide.engine.model, tokenizer=tokenizer, num_blocks=FEW_BLOCKS, max_num_batched_tokens=64)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(SHAPE["vocab_size"], (n,), generator=generator).tolist() for n in PROMPT_LENS]
     expected = [_continue(hf, prompt) for prompt in prompts]
@@ -73,14 +70,16 @@ def correctness(settings: Settings) -> None:
 
 
 @torch.inference_mode()
-def _compare_logits(hf: Any, llm: LLM, atol: float | None) -> dict[str, float]:
-    """Every position's logits, the prompt in two chunks and then token by token, through blocks out of order."""
+def _compare_logits(hf: Any, llm: Any, atol: float | None) -> dict[str, float]:
+    """Every position's logits, the prompt in two chunks and then token by token, through blocks out of order.
+
+    The pool is the engine's, which has nothing to do yet.
+    """
     model, num_tokens, chunks = llm.engine.model, 200, [100, 90, *[1] * 10]
     token_ids = torch.randint(SHAPE["vocab_size"], (num_tokens,), generator=torch.Generator().manual_seed(2))
     token_ids = token_ids.to(model.device)
     table = list(range(num_tokens // BLOCK_SIZE + 1, 0, -1))
-    attention = select_backend("auto", model.device, model.dtype)
-    cache = KVCache(model.config, len(table) + 1, BLOCK_SIZE, model.device, model.dtype, attention)
+    cache = llm.engine.model_runner.kv_cache
     rows, end = [], 0
     for chunk in chunks:
         start, end = end, end + chunk
@@ -104,7 +103,7 @@ def _continue(hf: Any, prompt: list[int]) -> list[int]:
     return token_ids[0, len(prompt) :].tolist()
 
 
-def _answer(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
+def _answer(llm: Any, prompts: list[list[int]]) -> list[RequestOutput]:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
     return llm.generate(prompts, params, use_tqdm=False)
 
@@ -127,7 +126,7 @@ def _compare_tokens(
     return {"tokens": sum(map(len, expected)), "num_preemptions": num_preemptions}
 
 
-def _check_idle(llms: Sequence[LLM]) -> None:
+def _check_idle(llms: Sequence[Any]) -> None:
     for llm in llms:
         llm.engine.scheduler.check_integrity()
         blocks = llm.engine.scheduler.block_manager

@@ -1,6 +1,5 @@
-"""Two parts of the GPU checks: how fast this engine is on the card, and how fast transformers is, on the same shape."""
+"""Two parts of the GPU checks: how fast an engine is on the card, and how fast transformers is, on the same shape."""
 
-import dataclasses
 import time
 from typing import Any
 
@@ -8,11 +7,11 @@ import torch
 from torch import Tensor
 
 from common import loading
+from common.config import ModelConfig
 from common.measuring.recipe import spread
 from common.sampling_params import SamplingParams
 from common.weights import resolve
 
-from ...engine import LLMEngine
 from ...engine_args import shape_folder
 from ...scheduler import SchedulerOutput
 from ..compare.rates import timed, wait
@@ -28,20 +27,13 @@ def serving(settings: Settings) -> None:
     """Load; tokens/s of short requests; time to the first token of long ones; and where a step's time goes."""
     device = loading.select_device(settings.device)
     torch.zeros(1, device=device)  # CUDA's own start is no part of loading
-    start = time.perf_counter()
-    model, tokenizer = loading.load(
-        settings.model or shape_folder(settings.shape),
-        None,
-        device=device.type,
-        dtype="auto",
-        load_format="auto" if settings.model else "dummy",
-    )
-    wait(device)
-    loaded = time.perf_counter()
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     budget = LARGE_BUDGET if memory >= LARGE_CARD else SMALL_BUDGET
-    engine = LLMEngine(model, tokenizer=tokenizer, max_num_batched_tokens=budget)
-    report("load", _describe, engine, loaded - start, time.perf_counter() - loaded)
+    start = time.perf_counter()
+    model, load_format = (settings.model, "auto") if settings.model else (settings.shape, "dummy")
+    engine = settings.llm(model, load_format=load_format, max_num_batched_tokens=budget).engine
+    wait(device)
+    report("load", _describe, engine, time.perf_counter() - start)
 
     prompt_len, num_new_tokens = settings.lengths
     # More than the pool can hold at once would measure preemption.
@@ -79,25 +71,32 @@ def transformers(settings: Settings) -> None:
         report(f"generate_{num}", _generate, hf.eval(), num, *settings.lengths, settings.repeats)
 
 
-def _describe(engine: LLMEngine, load_seconds: float, pool_seconds: float) -> dict[str, Any]:
+def _describe(engine: Any, seconds: float) -> dict[str, Any]:
     """The pool, and how much a step reads and computes; the product with the head is counted by itself."""
-    model: Any = engine.model
-    tensors = [getattr(layer, field.name) for layer in model.layers for field in dataclasses.fields(layer)]
+    model, config, kv_cache = engine.model, engine.model.config, engine.model_runner.kv_cache
     return {
-        "seconds": round(load_seconds, 3),
-        "pool_seconds": round(pool_seconds, 3),
+        "seconds": round(seconds, 3),
+        "kv_cache": type(kv_cache).__name__,
+        "cuda_graphs": getattr(kv_cache, "recordings", None) is not None,
         "pool": engine.pool.explanation,
         "pool_tokens": engine.pool.num_tokens,
         "max_model_len": engine.max_model_len,
         "dtype": str(model.dtype).removeprefix("torch."),
         "bytes_per_element": model.dtype.itemsize,
-        "layer_elements": sum(tensor.numel() for tensor in tensors if tensor is not None),
-        "head_elements": model.lm_head.numel(),
-        "kv_elements_per_token": model.config.kv_elements_per_token,
+        "layer_elements": _layer_elements(config),
+        "head_elements": config.hidden_size * config.vocab_size,
+        "kv_elements_per_token": config.kv_elements_per_token,
     }
 
 
-def _decode(engine: LLMEngine, prompts: list[list[int]], num_new_tokens: int, repeats: int) -> dict[str, Any]:
+def _layer_elements(config: ModelConfig) -> int:
+    """Of all layers' matrices and norms: an engine may hold them in a form of its own."""
+    attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
+    mlp, norms = 3 * config.hidden_size * config.intermediate_size, 2 * config.hidden_size
+    return config.num_layers * (attention + mlp + norms)
+
+
+def _decode(engine: Any, prompts: list[list[int]], num_new_tokens: int, repeats: int) -> dict[str, Any]:
     """Output tokens/s of the whole, prompts included, and of what came once all had their first token."""
     usage: dict[str, float] = {"peak_blocks": 0}
 
@@ -123,7 +122,7 @@ def _decode(engine: LLMEngine, prompts: list[list[int]], num_new_tokens: int, re
     }
 
 
-def _prefill(engine: LLMEngine, prompts: list[list[int]], budget: int, repeats: int) -> dict[str, Any]:
+def _prefill(engine: Any, prompts: list[list[int]], budget: int, repeats: int) -> dict[str, Any]:
     """Time to the first token, the prompt computed in chunks of `budget` tokens."""
     before, engine.scheduler.max_num_batched_tokens = engine.scheduler.max_num_batched_tokens, budget
     try:
@@ -133,14 +132,14 @@ def _prefill(engine: LLMEngine, prompts: list[list[int]], budget: int, repeats: 
     return {"ttft_ms": spread([1e3 * s for s in seconds[1:]]), "prompt_len": len(prompts[0]), "budget": budget}
 
 
-def _split(engine: LLMEngine, prompts: list[list[int]], num_new_tokens: int) -> dict[str, Any]:
-    """Where a step's time goes."""
+def _split(engine: Any, prompts: list[list[int]], num_new_tokens: int) -> dict[str, Any]:
+    """Where a step's time goes. A CUDA graph is one call of the model, and its products are not told apart."""
     with Profiler(engine) as profiler:
         _serve(engine, prompts, num_new_tokens)
     return profiler.summary()
 
 
-def _serve(engine: LLMEngine, prompts: list[list[int]], num_new_tokens: int) -> tuple[float, float, int]:
+def _serve(engine: Any, prompts: list[list[int]], num_new_tokens: int) -> tuple[float, float, int]:
     """Serve prompts from the first step to the last.
 
     Returns:

@@ -1,0 +1,323 @@
+"""What each kernel gains: `python -m v0_9_fast.measurements.kernels`.
+
+    product      all products of the model's layers once, by rows: ours in three ways of storing weights, and oneDNN's
+    attention    one layer: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
+    rows         norm, rotation and gate of one layer, by rows: ours, and PyTorch's
+    step         a whole step of decodes with the kernels, with 16-bit weights, and without
+    around       the parts of a step with the kernels: what is not the model, too
+    choosing     how long it takes to find out which product is the faster one
+
+Each pair is timed in turns within a round, and a ratio is taken within a round: above 1, the kernel is faster. The
+figures go to `kernels.json` with their recipe; the pages quote that file. It takes about three minutes, and wants a
+machine that does nothing else.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from common import llama
+from common.attention import sdpa
+from common.config import ModelConfig
+from common.measuring.recipe import recipe, spread
+from common.sampling_params import SamplingParams
+from common.weights import resolve
+
+from .. import choosing, model_runner
+from ..engine import LLMEngine
+from ..kernels import bindings
+from ..kernels.bindings import Kernels
+from ..kv_cache import KVCache
+from ..paged_kv_cache import PagedKVCache
+from ..request import Request
+
+RESULTS = Path(__file__).with_suffix(".json")
+SEED = 0
+NUM_LAYERS = 12  # of products that are timed one after the other: more than the caches hold
+PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 256)
+NORM_ROWS = (1, 8, 32, 256)
+# Requests, tokens of each before the step, and new ones.
+ATTENTION = {
+    "1 decode of 100": (1, 100, 1),
+    "1 decode of 2,000": (1, 2000, 1),
+    "32 decodes of 100": (32, 100, 1),
+    "16 decodes of 1,000": (16, 1000, 1),
+    "a prompt of 512": (1, 0, 512),
+    "512 behind 512": (1, 512, 512),
+    "512 behind 3,488": (1, 3488, 512),
+}
+# Requests, and tokens of each prompt.
+STEPS = {"1": (1, 30), "8": (8, 30), "32": (32, 30), "16 at 1,000": (16, 1000)}
+NUM_STEPS = 8  # that are timed at once
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"kernels": "torch"},
+    "float32": {"kernels": "c"},
+    "float16": {"kernels": "c", "weights_dtype": "float16"},
+    "bfloat16": {"kernels": "c", "weights_dtype": "bfloat16"},
+}
+PARTS = ("product", "attention", "rows", "step", "around", "choosing")
+
+
+def main() -> None:
+    """Measure, print, and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that count, after one that warms up")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    kernels = bindings.load()
+    if isinstance(kernels, str):
+        raise SystemExit(f"There are no kernels here: {kernels}.")
+    kernels.use_threads(args.threads)
+    folder = resolve(None)
+    config = ModelConfig.from_folder(folder)
+    settings = {"threads": args.threads, "repeats": args.repeats, "warmup_rounds": 1, "seed": SEED}
+    results: dict[str, Any] = {"recipe": recipe(model=folder.name.rpartition("-")[0], **settings)}
+    torch.manual_seed(SEED)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "product": lambda: products(kernels, config, args.repeats),
+        "attention": lambda: attentions(kernels, config, args.repeats),
+        "rows": lambda: rows(kernels, config, args.repeats),
+        "step": lambda: steps(args.repeats),
+        "around": lambda: around(args.repeats),
+        "choosing": lambda: choosings(kernels, config, args.repeats),
+    }
+    with torch.inference_mode():
+        for name in args.only:
+            results[name] = parts[name]()
+            print(json.dumps({name: results[name]}, indent=1))
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def compared(ways: Mapping[str, Callable[[], object]], repeats: int, title: str, times_each: int = 1) -> dict[str, Any]:
+    """Milliseconds of each way, and how many times as long the first one took within a round.
+
+    A way does what is timed `times_each` times.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name in ways if repeat % 2 else reversed(list(ways)):
+            start = time.perf_counter()
+            ways[name]()
+            if repeat:
+                times[name].append(1e3 * (time.perf_counter() - start) / times_each)
+    first = times[next(iter(ways))]
+    tqdm.write(f"{title}: " + ", ".join(f"{name} {statistics.median(values):.2f} ms" for name, values in times.items()))
+    return {
+        "ms": {name: spread(values) for name, values in times.items()},
+        "ratio": {name: spread([a / b for a, b in zip(first, times[name], strict=True)]) for name in list(ways)[1:]},
+    }
+
+
+def shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """`[width, depth]` of a layer's four matrices."""
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    qkv = heads + 2 * config.num_kv_heads * config.head_dim
+    return [(qkv, hidden), (hidden, heads), (2 * config.intermediate_size, hidden), (hidden, config.intermediate_size)]
+
+
+def products(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str, Any]:
+    """All products of some layers, for each number of rows."""
+    sizes = shapes(config) * NUM_LAYERS
+    weights = [torch.randn(size) for size in sizes]
+    reordered = [llama.pack(weight) for weight in weights]
+    packed = {
+        str(dtype).removeprefix("torch."): [kernels.pack(weight, dtype) for weight in weights]
+        for dtype in bindings.STORED
+    }
+    found = {}
+    for num_rows in PRODUCT_ROWS:
+        inputs = [torch.randn(num_rows, depth) for _, depth in sizes]
+        ways: dict[str, Callable[[], object]] = {"onednn": partial(_products_by_onednn, inputs, reordered)}
+        ways |= {name: partial(_products, kernels, inputs, panels, sizes) for name, panels in packed.items()}
+        found[str(num_rows)] = compared(ways, repeats, f"products of {num_rows} rows")
+    return {"num_layers": NUM_LAYERS, "rows": found}
+
+
+def _products_by_onednn(inputs: list[Tensor], matrices: list[Tensor]) -> None:
+    for x, matrix in zip(inputs, matrices, strict=True):
+        llama.linear(x, matrix)
+
+
+def _products(kernels: Kernels, inputs: list[Tensor], matrices: list[Tensor], sizes: list[tuple[int, int]]) -> None:
+    for x, matrix, (width, _) in zip(inputs, matrices, sizes, strict=True):
+        kernels.product(x, matrix, width)
+
+
+def attentions(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str, Any]:
+    """Attention of all layers, each over its own part of the pool; keys and values are stored first."""
+    found = {}
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    for name, (num_requests, past, new) in ATTENTION.items():
+        num_blocks = -(-(past + new) // 16)
+        order = torch.randperm(num_blocks * num_requests).tolist()
+        tables = [order[i * num_blocks : (i + 1) * num_blocks] for i in range(num_requests)]
+        gathered = KVCache(config, len(order), 16, torch.device("cpu"), torch.float32, sdpa)
+        in_place = PagedKVCache(config, len(order), 16, kernels)
+        for pool in (gathered, in_place):
+            pool.kv.normal_()
+            pool.begin_step(tables, [new] * num_requests, [past + new] * num_requests)
+        qkv = torch.randn(num_requests * new, sum(heads), config.head_dim).split(heads, dim=1)
+        ways = {"gathered": partial(_attend, gathered, qkv), "in_place": partial(_attend, in_place, qkv)}
+        found[name] = compared(ways, repeats, f"attention, {name}")
+    return {"num_layers": config.num_layers, "loads": found}
+
+
+def _attend(pool: KVCache, qkv: Sequence[Tensor]) -> None:
+    for layer in range(len(pool.kv)):
+        pool.attend(layer, *qkv)
+
+
+def rows(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str, Any]:
+    """Both norms, the rotation and the gate of all layers."""
+    found = {}
+    for num_rows in NORM_ROWS:
+        hidden, weight = torch.randn(num_rows, config.hidden_size), torch.rand(config.hidden_size)
+        qk = torch.randn(num_rows, config.num_heads + config.num_kv_heads, config.head_dim)
+        gate_up = torch.randn(num_rows, 2 * config.intermediate_size)
+        cos, sin = llama.rope_cos_sin(torch.arange(num_rows), llama.rope_inv_freq(config.rope, config.head_dim))
+        inputs = (config.num_layers, hidden, weight, qk, gate_up, cos, sin)
+        ways = {"torch": partial(_rows_by_torch, *inputs), "c": partial(_rows, kernels, *inputs)}
+        found[str(num_rows)] = compared(ways, repeats, f"norms and gates of {num_rows} rows")
+    return {"num_layers": config.num_layers, "rows": found}
+
+
+def _rows_by_torch(
+    num_layers: int, hidden: Tensor, weight: Tensor, qk: Tensor, gate_up: Tensor, cos: Tensor, sin: Tensor
+) -> None:
+    for _ in range(num_layers):
+        llama.rms_norm(hidden, weight, 1e-5)
+        llama.apply_rope(qk, cos, sin)
+        llama.rms_norm(hidden, weight, 1e-5)
+        gate, up = gate_up.chunk(2, dim=-1)
+        F.silu(gate).mul_(up)
+
+
+def _rows(
+    kernels: Kernels,
+    num_layers: int,
+    hidden: Tensor,
+    weight: Tensor,
+    qk: Tensor,
+    gate_up: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> None:
+    cos, sin = cos[:, 0], sin[:, 0]
+    for _ in range(num_layers):
+        kernels.rms_norm(hidden, weight, 1e-5)
+        kernels.rotate(qk, cos, sin)
+        kernels.rms_norm(hidden, weight, 1e-5)
+        kernels.silu_mul(gate_up)
+
+
+def steps(repeats: int) -> dict[str, Any]:
+    """Milliseconds of a step of decodes, by the number of requests; their prompts are computed before."""
+    engines = {
+        name: LLMEngine(max_model_len=2048, enable_prefix_caching=False, **flags) for name, flags in WAYS.items()
+    }
+    found = {}
+    for name, (num_requests, prompt_len) in STEPS.items():
+        for engine in engines.values():
+            _add(engine, num_requests, prompt_len, NUM_STEPS * (repeats + 3))
+            while any(not request.sampling.output_token_ids for request in _all(engine)):
+                engine.step()
+        ways = {way: partial(_step, engine) for way, engine in engines.items()}
+        found[name] = compared(ways, repeats, f"{NUM_STEPS} steps of {name}", NUM_STEPS)
+        for engine in engines.values():
+            for i in range(num_requests):
+                engine.abort_request(str(i))
+    return found
+
+
+def _step(engine: LLMEngine) -> None:
+    for _ in range(NUM_STEPS):
+        engine.step()
+
+
+def _all(engine: LLMEngine) -> list[Request]:
+    return [*engine.scheduler.running, *engine.scheduler.waiting]
+
+
+def _add(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int) -> None:
+    generator = torch.Generator().manual_seed(SEED)
+    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    for i in range(num_requests):
+        prompt = torch.randint(0, 40_000, (prompt_len,), generator=generator).tolist()
+        engine.add_request(str(i), prompt, params)
+
+
+def around(repeats: int) -> dict[str, Any]:
+    """Milliseconds of each part of a step of decodes, and of all of it, by clocks around its functions."""
+    engine = LLMEngine(max_model_len=2048, enable_prefix_caching=False, kernels="c")
+    parts: dict[str, tuple[Any, str]] = {
+        "schedule": (engine.scheduler, "schedule"),
+        "input": (model_runner, "pack"),
+        "input of attention": (engine.model_runner.kv_cache, "begin_step"),
+        "layers": (engine.model, "forward"),
+        "head": (engine.model, "logits"),
+        "sample": (model_runner, "sample"),
+        "update": (engine.scheduler, "update"),
+        "text": (engine.output_processor, "process"),
+    }
+    clocks = dict.fromkeys(parts, 0.0)
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                clocks[name] += time.perf_counter() - start
+
+        return run
+
+    originals = {name: getattr(owner, function) for name, (owner, function) in parts.items()}
+    for name, (owner, function) in parts.items():
+        setattr(owner, function, timed(name, originals[name]))
+    found: dict[str, Any] = {}
+    for num_requests in (1, 32):
+        times: dict[str, list[float]] = {name: [] for name in [*parts, "step"]}
+        for repeat in range(repeats + 1):
+            clocks.update(dict.fromkeys(parts, 0.0))
+            before, num_steps = time.perf_counter(), engine.num_steps
+            _add(engine, num_requests, 30, 64)
+            while engine.has_unfinished_requests():
+                engine.step()
+            seconds, num_steps = time.perf_counter() - before, engine.num_steps - num_steps
+            if repeat:
+                for name, value in (clocks | {"step": seconds}).items():
+                    times[name].append(1e3 * value / num_steps)
+        found[str(num_requests)] = {name: spread(values) for name, values in times.items()}
+    for name, (owner, function) in parts.items():
+        setattr(owner, function, originals[name])
+    return found
+
+
+def choosings(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str, Any]:
+    """Seconds to choose for all shapes of the model, and what was chosen: infinity is all rows."""
+    layers = [[torch.randn(shape) for shape in shapes(config)] for _ in range(config.num_layers)]
+    kinds = [list(weights) for weights in zip(*layers, strict=True)]
+    kinds.append([torch.randn(config.vocab_size, config.hidden_size)])
+    seconds, found = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        found.append([str(choosing.measured(kernels, weights)) for weights in kinds])
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": spread(seconds), "most_rows": found}
+
+
+if __name__ == "__main__":
+    main()
