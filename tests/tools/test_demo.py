@@ -55,8 +55,8 @@ def test_a_milestone_that_gives_other_tokens_is_named_and_the_exit_code_is_1(que
 
 
 def test_an_unknown_milestone_is_refused_with_the_known_ones(questions, capsys):
-    assert demo.main(["v0_9", "--prompts", str(questions)]) == 1
-    assert "There is no milestone v0_9: choose from v0_1_single_request" in capsys.readouterr().err
+    assert demo.main(["v0_99", "--prompts", str(questions)]) == 1
+    assert "There is no milestone v0_99: choose from v0_1_single_request" in capsys.readouterr().err
 
 
 def test_a_number_of_tokens_that_cannot_be_is_refused_before_anything_runs(questions, capsys):
