@@ -141,6 +141,8 @@ class EngineArgs:
             raise ModelError(
                 f"weights_dtype {self.weights_dtype} needs the kernels in C: leave kernels {self.kernels} out."
             )
+        if self.kernels in ("torch", "triton") and self.linear_backend == "c":
+            raise ModelError(f"linear_backend c needs the kernels in C: leave kernels {self.kernels} out.")
         if self.linear_backend == "onednn" and self.weights_dtype in ("float16", "bfloat16"):
             raise ModelError(f"linear_backend onednn cannot multiply weights_dtype {self.weights_dtype} in float32.")
         for name in (

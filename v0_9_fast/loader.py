@@ -3,7 +3,7 @@
 --kernels torch      PyTorch alone, as up to v0.8: the control
 --kernels c          on a CPU, the kernels in C, or an error that says why they cannot run here
 --kernels triton     on a GPU, decodes that attend in place, and CUDA graphs of them; or an error that says why not
---kernels auto       what can run of these; else PyTorch, and a line of the log says why
+--kernels auto       what can run of these; else PyTorch, and if a compiler or Triton is missing, the log says so
 """
 
 import functools
@@ -59,9 +59,9 @@ def make_kv_cache(args: EngineArgs, model: Model, num_blocks: int, attention: At
         pool = CudaKVCache(
             *(config, num_blocks, block_size, device, dtype, attention, decode_attention, args.max_num_seqs, sizes)
         )
-        if isinstance(model, RecordedLlama):
-            _record(args, model, pool)
-        return pool
+        if not isinstance(model, RecordedLlama) or _record(args, model, pool):
+            return pool
+        del pool  # before another one takes its memory
     kernels = kernels_for(args, device, dtype)
     if kernels is not None:
         return PagedKVCache(config, num_blocks, block_size, kernels)
@@ -91,13 +91,16 @@ def decode_attention_for(args: EngineArgs, device: torch.device) -> DecodeAttent
     return None
 
 
-def _record(args: EngineArgs, model: RecordedLlama, pool: CudaKVCache) -> None:
+def _record(args: EngineArgs, model: RecordedLlama, pool: CudaKVCache) -> bool:
+    """Whether it can be done: the attention is compiled here, too, and may fail to be."""
     try:
         pool.recordings = cuda_graphs.Recordings(model, pool)
-    except RuntimeError as error:
+    except Exception as error:  # Triton's own errors have no common name
         if args.kernels == "triton":
             raise ModelError(f"kernels triton cannot record decodes as CUDA graphs: {error}") from error
-        logger.warning("Decodes are not recorded as CUDA graphs, and so are slower: %s", error)
+        logger.warning("Decodes run on PyTorch alone, since they cannot be recorded as CUDA graphs: %s", error)
+        return False
+    return True
 
 
 def kernels_for(args: EngineArgs, device: torch.device, dtype: torch.dtype) -> Kernels | None:
@@ -119,9 +122,13 @@ def kernels_for(args: EngineArgs, device: torch.device, dtype: torch.dtype) -> K
             _warn_once(kernels)
     if isinstance(kernels, Kernels):
         return kernels
-    if args.kernels == "c" or args.weights_dtype != "auto":
-        asked = "kernels c" if args.kernels == "c" else f"weights_dtype {args.weights_dtype}"
-        raise ModelError(f"{asked} needs the kernels in C, and {kernels}.")
+    for name, value in (
+        ("kernels", args.kernels),
+        ("weights_dtype", args.weights_dtype),
+        ("linear_backend", args.linear_backend),
+    ):
+        if value == "c" or (name == "weights_dtype" and value != "auto"):
+            raise ModelError(f"{name} {value} needs the kernels in C, and {kernels}.")
     return None
 
 

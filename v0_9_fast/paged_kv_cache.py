@@ -1,12 +1,12 @@
-"""The KV cache of the kernels in C, which read blocks where they lie: nothing is gathered, padded or masked.
+"""The KV cache of the kernels in C, which read blocks where they lie: nothing is gathered.
 
     kv[layer, 0]   keys, transposed within a block    | head 0: [head_dim, block_size] | head 1 ... |
     kv[layer, 1]   values                             | head 0: [block_size, head_dim] | head 1 ... |
     tables         [ 3, 0, 1, 5, 2 ]                  the blocks of all requests of the step, one table after the other
     items          [ 0, 0, 1, 17 ], [ 2, 1, 8, 32 ]   what a thread attends to at once, see `kernels/attention.c`
 
-It is a `KVCache` in another layout. What a former owner left in a block needs no clearing: no token
-behind a request's last one is ever read.
+It is a `KVCache` in another layout. What a former owner left in a block needs no clearing: what is behind a request's
+last token has a score that is thrown away, and a value that is never read.
 """
 
 import math
@@ -33,7 +33,7 @@ class PagedKVCache(KVCache):
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, kernels: Kernels) -> None:
         shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size * config.head_dim)
         try:
-            self.kv = torch.zeros(shape)
+            self.kv = torch.zeros(shape, dtype=torch.float32, device="cpu")
         except RuntimeError:
             raise ModelError(
                 f"The KV pool needs {format_bytes(4 * math.prod(shape))}, more than there is: lower kv_cache_memory, "

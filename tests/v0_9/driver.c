@@ -9,8 +9,8 @@ void product(const float *, long, long, const void *, int, const float *, float 
 void rms_norm(const float *, long, long, const float *, float, float *);
 void rotate(float *, long, long, long, long, const float *, const float *);
 void silu_mul(const float *, long, long, float *);
-void store(const float *, const float *, long, long, const int64_t *, float *, float *, long, long, long);
-void attention(const float *, long, const float *, const float *, const int32_t *, const int32_t *, long, long, long,
+void store(const float *, long, const float *, long, long, const int64_t *, float *, float *, long, long, long);
+int attention(const float *, long, const float *, const float *, const int32_t *, const int32_t *, long, long, long,
                long, long, long, float *);
 
 static float *floats(long n) {
@@ -54,8 +54,10 @@ static void attend(long context, long queries, long heads, long kv_heads, long d
         long position = context - queries + i;
         slots[i] = table[position / size] * size + position % size;
     }
-    store(qkv + heads * dim, qkv + (heads + kv_heads) * dim, stride, queries, slots, keys, values, kv_heads, dim, size);
-    attention(qkv, stride, keys, values, table, item, 1, queries, heads, kv_heads, dim, size, out);
+    store(qkv + heads * dim, stride, qkv + (heads + kv_heads) * dim, stride, queries, slots, keys, values, kv_heads, dim,
+          size);
+    if (attention(qkv, stride, keys, values, table, item, 1, queries, heads, kv_heads, dim, size, out))
+        exit(1);
     free(qkv), free(out), free(keys), free(values), free(table), free(slots);
 }
 

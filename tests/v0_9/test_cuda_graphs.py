@@ -295,7 +295,7 @@ class TestFallbacks:
     def test_what_asks_for_something_else_does_not_get_it(self, flags):
         assert loader.decode_attention_for(EngineArgs(**flags), CUDA) is None
 
-    def test_what_cannot_be_recorded_is_launched_and_said(self, graphs, monkeypatch, tiny, caplog):
+    def test_what_cannot_be_recorded_runs_on_pytorch_and_is_said(self, graphs, monkeypatch, tiny, caplog):
         def fail(run, memory):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -303,7 +303,7 @@ class TestFallbacks:
         with caplog.at_level(logging.WARNING):
             llm = LLM(tiny.folder, num_blocks=40)
         assert [record.getMessage() for record in caplog.records] == [
-            "Decodes are not recorded as CUDA graphs, and so are slower: CUDA out of memory"
+            "Decodes run on PyTorch alone, since they cannot be recorded as CUDA graphs: CUDA out of memory"
         ]
         assert answers(llm) == [tiny.tokens(prompt, 24) for prompt in PROMPTS]
         with pytest.raises(ModelError, match=r"kernels triton cannot record decodes as CUDA graphs: CUDA out of"):

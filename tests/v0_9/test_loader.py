@@ -56,9 +56,45 @@ def test_the_tokens_are_transformers_whatever_computes_them(has_kernels, tiny, f
 def test_the_flags_choose_the_model_and_the_pool(has_kernels, tiny):
     kinds = {}
     for kernels in ("auto", "c", "torch"):
-        engine = LLM(tiny.folder, num_blocks=8, kernels=kernels, linear_backend="c").engine
+        engine = LLM(tiny.folder, num_blocks=8, kernels=kernels).engine
         kinds[kernels] = isinstance(engine.model, FastLlama), type(engine.model_runner.kv_cache)
     assert kinds == {"auto": (True, PagedKVCache), "c": (True, PagedKVCache), "torch": (False, KVCache)}
+
+
+def test_a_ready_model_of_pytorch_attends_in_place(has_kernels, tiny):
+    """Its keys and values are views with strides of their own."""
+    from common import loading
+    from common.sampling_params import SamplingParams
+
+    model, tokenizer = loading.load(tiny.folder, None, device="cpu", dtype="float32")
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=40, max_num_batched_tokens=16)
+    assert isinstance(llm.engine.model_runner.kv_cache, PagedKVCache)
+    prompts = [[7, 8, 9, 10], list(range(60, 100))]
+    outputs = llm.generate(prompts, SamplingParams(**GREEDY, ignore_eos=True), use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [tiny.tokens(prompt, 24) for prompt in prompts]
+
+
+def test_other_defaults_of_pytorch_change_nothing(has_kernels, tiny):
+    """What C writes into is float32 on the CPU, whatever a process has made its default."""
+    from common.sampling_params import SamplingParams
+
+    llm = LLM(tiny.folder, num_blocks=40, linear_backend="c")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        outputs = llm.generate([[7, 8, 9]], SamplingParams(**GREEDY, ignore_eos=True), use_tqdm=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert outputs[0].outputs[0].token_ids == tiny.tokens([7, 8, 9], 24)
+
+
+def test_a_library_that_cannot_be_loaded_is_said(monkeypatch, tmp_path):
+    (tmp_path / "broken.so").write_text("no library")
+    monkeypatch.setattr(bindings, "library", lambda _: tmp_path / "broken.so")
+    bindings.load.cache_clear()
+    try:
+        assert "the compiled kernels cannot be loaded (" in bindings.load()
+    finally:
+        bindings.load.cache_clear()
 
 
 def test_a_draft_model_is_computed_by_the_kernels_too(has_kernels, tiny):
@@ -94,6 +130,7 @@ def test_without_a_compiler_it_runs_on_pytorch_and_says_so_once(no_compiler, tin
     [
         ({"kernels": "c"}, r"kernels c needs the kernels in C, and there is no C compiler"),
         ({"weights_dtype": "float16"}, r"weights_dtype float16 needs the kernels in C, and there is no C compiler"),
+        ({"linear_backend": "c"}, r"linear_backend c needs the kernels in C, and there is no C compiler"),
     ],
 )
 def test_what_needs_a_compiler_is_refused_without_one(no_compiler, tiny, flags, message):
@@ -126,6 +163,10 @@ def test_elsewhere_and_in_other_dtypes_it_is_pytorch(device, dtype, reason):
         ),
         ({"kernels": "triton", "weights_dtype": "float16"}, "needs the kernels in C: leave kernels triton out"),
         ({"linear_backend": "onednn", "weights_dtype": "bfloat16"}, "linear_backend onednn cannot multiply"),
+        (
+            {"linear_backend": "c", "kernels": "torch"},
+            "linear_backend c needs the kernels in C: leave kernels torch out",
+        ),
     ],
 )
 def test_flags_that_cannot_be_are_refused_in_a_sentence(flags, message):

@@ -135,39 +135,43 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
 }
 
 /* Items are four numbers each: where its request's blocks begin in `tables`, its first query's token, how many queries,
-   the first one's position. They are taken from the last to the first, since callers put the long ones at the end. */
-void attention(const float *q, long q_stride, const float *keys, const float *values, const int32_t *tables,
+   the first one's position. They are taken from the last to the first, since callers put the long ones at the end. Returns whether
+   there was too little memory. */
+int attention(const float *q, long q_stride, const float *keys, const float *values, const int32_t *tables,
                const int32_t *items, long num_items, long most_queries, long num_heads, long num_kv_heads,
                long head_dim, long block_size, float *out) {
     struct step step = {q, keys, values, out, q_stride, num_heads, num_kv_heads, head_dim, block_size};
     long rows = most_queries * (num_heads / num_kv_heads);
     long padded = (block_size > STRETCH ? block_size : STRETCH) + LANES;
     long num_pieces = num_items * num_kv_heads;
-#pragma omp parallel if (num_pieces > 1)
+    int no_memory = 0;
+#pragma omp parallel if (num_pieces > 1) reduction(| : no_memory)
     {
         float *room = malloc(rows * (2 * head_dim + padded + 2) * sizeof(float));
         /* One KV head after the other: requests that share a prefix find it in the cache. */
 #pragma omp for schedule(dynamic)
         for (long piece = num_pieces - 1; piece >= 0; piece--) {
             const int32_t *item = items + 4 * (piece % num_items);
-            attend(&step, tables + item[0], item[1], item[2], item[3], piece / num_items, room);
+            if (room) attend(&step, tables + item[0], item[1], item[2], item[3], piece / num_items, room);
         }
+        no_memory |= room == NULL;
         free(room);
     }
+    return no_memory;
 }
 
 /* Put new keys and values into their slots (block * block_size + offset); k and v are [num_rows][num_kv_heads][head_dim]
-   with `stride` floats from token to token. */
-void store(const float *k, const float *v, long stride, long num_rows, const int64_t *slots, float *keys,
-           float *values, long num_kv_heads, long head_dim, long block_size) {
+   with so many floats from token to token. */
+void store(const float *k, long k_stride, const float *v, long v_stride, long num_rows, const int64_t *slots,
+           float *keys, float *values, long num_kv_heads, long head_dim, long block_size) {
 #pragma omp parallel for if (num_rows >= 64)
     for (long r = 0; r < num_rows; r++) {
         long block = slots[r] / block_size, offset = slots[r] % block_size;
         for (long h = 0; h < num_kv_heads; h++) {
             long base = (block * num_kv_heads + h) * block_size * head_dim;
-            const float *key = k + r * stride + h * head_dim;
+            const float *key = k + r * k_stride + h * head_dim;
             for (long d = 0; d < head_dim; d++) keys[base + d * block_size + offset] = key[d];
-            memcpy(values + base + offset * head_dim, v + r * stride + h * head_dim, head_dim * sizeof(float));
+            memcpy(values + base + offset * head_dim, v + r * v_stride + h * head_dim, head_dim * sizeof(float));
         }
     }
 }

@@ -1,4 +1,6 @@
-"""The kernels as functions of tensors: what C is given is checked here, since C checks nothing.
+"""The kernels as functions of tensors. C checks nothing, so types, shapes and strides are checked here.
+
+What the numbers in block tables, slots and items say is up to the caller.
 
 All take and return float32 tensors on the CPU. A row of a tensor may be longer than what is used of it (its stride is
 passed on), its last dimension lies side by side.
@@ -26,7 +28,7 @@ _PROTOTYPES: dict[str, list[type]] = {
     "rotate": [c_void_p, c_long, c_long, c_long, c_long, c_void_p, c_void_p],
     "silu_mul": [c_void_p, c_long, c_long, c_void_p],
     "attention": [c_void_p, c_long, *[c_void_p] * 4, *[c_long] * 6, c_void_p],
-    "store": [c_void_p, c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long],
+    "store": [c_void_p, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long],
     "use_threads": [c_int],
 }
 WRONG = "a tensor is not what the kernel takes"
@@ -40,6 +42,8 @@ def load() -> "Kernels | str":
         return Kernels(library(_openmp()))
     except BuildError as error:
         return str(error)
+    except (OSError, AttributeError) as error:  # such as a cache on a disk from which nothing may be run
+        return f"the compiled kernels cannot be loaded ({error})"
 
 
 def _openmp() -> str | None:
@@ -61,7 +65,7 @@ class Kernels:
         keeping, giving_up = ctypes.PyDLL(str(file)), ctypes.CDLL(str(file))
         functions = {name: getattr(keeping if name in _SHORT else giving_up, name) for name in _PROTOTYPES}
         for name, function in functions.items():
-            function.argtypes, function.restype = _PROTOTYPES[name], None
+            function.argtypes, function.restype = _PROTOTYPES[name], c_int if name == "attention" else None
         self._c = SimpleNamespace(**functions)
         self.name = file.name
         self.panel_width: int = keeping.panel_width()
@@ -74,7 +78,7 @@ class Kernels:
         """A matrix `[width, depth]` in panels (product.c), `[panels, depth, panel_width]`, padded with zeros."""
         width, depth = weight.shape
         num_panels = -(-width // self.panel_width)
-        packed = torch.zeros(num_panels, depth, self.panel_width, dtype=dtype)
+        packed = torch.zeros(num_panels, depth, self.panel_width, dtype=dtype, device="cpu")
         whole = width // self.panel_width
         packed[:whole] = weight[: whole * self.panel_width].view(whole, self.panel_width, depth).transpose(1, 2)
         if whole < num_panels:
@@ -86,10 +90,16 @@ class Kernels:
     ) -> Tensor:
         """`x @ weight.T + bias`, or that added to `add_to` in place: `[T, depth] -> [T, width]`."""
         num_rows, depth = x.shape
-        if not (depth == packed.shape[1] and x.is_contiguous() and x.dtype == torch.float32):
-            raise TypeError(WRONG)
-        y = torch.empty(num_rows, width) if add_to is None else add_to
-        if not (y.shape == (num_rows, width) and y.is_contiguous()):
+        y = _empty(num_rows, width) if add_to is None else add_to
+        if not (
+            x.dtype == y.dtype == torch.float32
+            and x.is_contiguous()
+            and y.is_contiguous()
+            and y.shape == (num_rows, width)
+            and packed.shape == (-(-width // self.panel_width), depth, self.panel_width)
+            and packed.is_contiguous()
+            and (bias is None or (bias.dtype == torch.float32 and bias.shape == (width,) and bias.is_contiguous()))
+        ):
             raise TypeError(WRONG)
         self._c.product(
             *(x.data_ptr(), num_rows, depth, packed.data_ptr(), STORED[packed.dtype]),
@@ -99,9 +109,14 @@ class Kernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `common.llama.rms_norm`: `[T, width]` in and out."""
-        if not (x.is_contiguous() and x.dtype == weight.dtype == torch.float32 and x.shape[1:] == weight.shape):
+        if not (
+            x.dtype == weight.dtype == torch.float32
+            and x.is_contiguous()
+            and weight.is_contiguous()
+            and x.shape[1:] == weight.shape
+        ):
             raise TypeError(WRONG)
-        out = torch.empty_like(x)
+        out = _empty(*x.shape)
         self._c.rms_norm(x.data_ptr(), *x.shape, weight.data_ptr(), eps, out.data_ptr())
         return out
 
@@ -109,7 +124,7 @@ class Kernels:
         """`common.llama.apply_rope`, in place: `x` `[T, heads, head_dim]`, `cos` and `sin` `[T, head_dim / 2]`."""
         num_rows, num_heads, head_dim = x.shape
         if not (
-            x.dtype == torch.float32
+            x.dtype == cos.dtype == sin.dtype == torch.float32
             and (x.stride(1), x.stride(2)) == (head_dim, 1)
             and cos.shape == sin.shape == (num_rows, head_dim // 2)
             and cos.is_contiguous()
@@ -121,9 +136,9 @@ class Kernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up`: `[T, 2 * width] -> [T, width]`, the gate first."""
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        if not (gate_up.is_contiguous() and gate_up.dtype == torch.float32):
+        if not (gate_up.is_contiguous() and gate_up.dtype == torch.float32 and gate_up.shape[1] == 2 * width):
             raise TypeError(WRONG)
-        out = torch.empty(num_rows, width)
+        out = _empty(num_rows, width)
         self._c.silu_mul(gate_up.data_ptr(), num_rows, width, out.data_ptr())
         return out
 
@@ -132,14 +147,16 @@ class Kernels:
         num_rows, num_heads, head_dim = k.shape
         if not (
             k.dtype == v.dtype == torch.float32
-            and k.stride() == v.stride()
-            and k.stride()[1:] == (head_dim, 1)
+            and k.shape == v.shape
+            and k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
             and slots.dtype == torch.int64
-            and len(slots) == num_rows
+            and slots.shape == (num_rows,)
+            and slots.is_contiguous()
+            and _is_pool(keys, values, num_heads, block_size * head_dim)
         ):
             raise TypeError(WRONG)
         self._c.store(
-            *(k.data_ptr(), v.data_ptr(), k.stride(0), num_rows, slots.data_ptr()),
+            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), num_rows, slots.data_ptr()),
             *(keys.data_ptr(), values.data_ptr(), num_heads, head_dim, block_size),
         )
 
@@ -163,7 +180,7 @@ class Kernels:
             tables: int32: the requests' blocks, one table after the other.
             items: `[I, 4]`, int32: runs of queries of one request. Where its table begins, the first query's token, how
                 many there are, and the first one's position.
-            most_queries: of an item.
+            most_queries: of an item; no item has more.
             num_kv_heads: which share the query heads evenly.
             block_size: tokens in a block.
 
@@ -177,12 +194,33 @@ class Kernels:
             and tables.dtype == items.dtype == torch.int32
             and tables.is_contiguous()
             and items.is_contiguous()
+            and items.shape[1] == 4
+            and num_heads % num_kv_heads == 0
+            and _is_pool(keys, values, num_kv_heads, block_size * head_dim)
         ):
             raise TypeError(WRONG)
-        out = torch.empty(q.shape)
-        self._c.attention(
+        out = _empty(*q.shape)
+        no_memory = self._c.attention(
             *(q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), tables.data_ptr()),
             *(items.data_ptr(), len(items), most_queries, num_heads, num_kv_heads, head_dim, block_size),
             out.data_ptr(),
         )
+        if no_memory:
+            raise MemoryError("There is no memory for the attention of a step.")
         return out
+
+
+def _empty(*shape: int) -> Tensor:
+    """What C writes into, whatever PyTorch's defaults are in this process."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _is_pool(keys: Tensor, values: Tensor, num_kv_heads: int, floats_per_head: int) -> bool:
+    """Whether these are one layer's keys and values, `[num_blocks, num_kv_heads, floats_per_head]`."""
+    return (
+        keys.dtype == values.dtype == torch.float32
+        and keys.shape == values.shape
+        and keys.shape[1:] == (num_kv_heads, floats_per_head)
+        and keys.is_contiguous()
+        and values.is_contiguous()
+    )

@@ -116,7 +116,7 @@ INLINE void tiles(long num_rows, int vectors, int side, int stored, const float 
     }
 }
 
-/* exp of each lane, to 2 units in the last place: x = n ln 2 + r, exp(x) = 2^n exp(r), and a polynomial for exp(r)
+/* exp of each lane, to 3 units in the last place: x = n ln 2 + r, exp(x) = 2^n exp(r), and a polynomial for exp(r)
    (Taylor's, of degree 6: |r| is at most ln 2 / 2). Below -87 it is 0, above 88 it stays there. */
 INLINE vec exp_vec(vec x) {
     ivec is_zero = x < -87.0f, is_large = x > 88.0f;

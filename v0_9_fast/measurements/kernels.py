@@ -39,7 +39,6 @@ from ..kernels import bindings
 from ..kernels.bindings import Kernels
 from ..kv_cache import KVCache
 from ..paged_kv_cache import PagedKVCache
-from ..request import Request
 
 RESULTS = Path(__file__).with_suffix(".json")
 SEED = 0
@@ -71,7 +70,7 @@ PARTS = ("product", "attention", "rows", "step", "around", "choosing")
 def main() -> None:
     """Measure, print, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="the others stay as the file has them")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count, after one that warms up")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
@@ -84,7 +83,9 @@ def main() -> None:
     folder = resolve(None)
     config = ModelConfig.from_folder(folder)
     settings = {"threads": args.threads, "repeats": args.repeats, "warmup_rounds": 1, "seed": SEED}
-    results: dict[str, Any] = {"recipe": recipe(model=folder.name.rpartition("-")[0], **settings)}
+    made = recipe(model=folder.name.rpartition("-")[0], **settings)
+    others = json.loads(args.out.read_text()) if args.out.exists() else {}
+    results: dict[str, Any] = {"recipe": made} | {name: part for name, part in others.items() if name != "recipe"}
     torch.manual_seed(SEED)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "product": lambda: products(kernels, config, args.repeats),
@@ -96,7 +97,7 @@ def main() -> None:
     }
     with torch.inference_mode():
         for name in args.only:
-            results[name] = parts[name]()
+            results[name] = {"commit": made["commit"], **parts[name]()}
             print(json.dumps({name: results[name]}, indent=1))
             args.out.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -231,14 +232,12 @@ def steps(repeats: int) -> dict[str, Any]:
     found = {}
     for name, (num_requests, prompt_len) in STEPS.items():
         for engine in engines.values():
-            _add(engine, num_requests, prompt_len, NUM_STEPS * (repeats + 3))
-            while any(not request.sampling.output_token_ids for request in _all(engine)):
-                engine.step()
+            _begin(engine, num_requests, prompt_len, NUM_STEPS * (repeats + 1))
         ways = {way: partial(_step, engine) for way, engine in engines.items()}
         found[name] = compared(ways, repeats, f"{NUM_STEPS} steps of {name}", NUM_STEPS)
         for engine in engines.values():
-            for i in range(num_requests):
-                engine.abort_request(str(i))
+            assert len(engine.scheduler.running) == num_requests, "a request has ended: its steps were no full ones"
+            _end(engine, num_requests)
     return found
 
 
@@ -247,16 +246,23 @@ def _step(engine: LLMEngine) -> None:
         engine.step()
 
 
-def _all(engine: LLMEngine) -> list[Request]:
-    return [*engine.scheduler.running, *engine.scheduler.waiting]
-
-
-def _add(engine: LLMEngine, num_requests: int, prompt_len: int, output_len: int) -> None:
+def _begin(engine: LLMEngine, num_requests: int, prompt_len: int, num_steps: int) -> None:
+    """Add requests and compute their prompts, so that so many steps with all of them are left."""
     generator = torch.Generator().manual_seed(SEED)
-    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    # Those that come first write while the others' prompts are computed, in chunks of the budget.
+    while_others = num_requests * prompt_len // engine.scheduler.max_num_batched_tokens + num_requests
+    params = SamplingParams(temperature=0.0, max_tokens=num_steps + while_others + 2, ignore_eos=True)
     for i in range(num_requests):
         prompt = torch.randint(0, 40_000, (prompt_len,), generator=generator).tolist()
         engine.add_request(str(i), prompt, params)
+    scheduler = engine.scheduler
+    while any(not request.sampling.output_token_ids for request in (*scheduler.running, *scheduler.waiting)):
+        engine.step()
+
+
+def _end(engine: LLMEngine, num_requests: int) -> None:
+    for i in range(num_requests):
+        engine.abort_request(str(i))
 
 
 def around(repeats: int) -> dict[str, Any]:
@@ -291,15 +297,15 @@ def around(repeats: int) -> dict[str, Any]:
     for num_requests in (1, 32):
         times: dict[str, list[float]] = {name: [] for name in [*parts, "step"]}
         for repeat in range(repeats + 1):
+            _begin(engine, num_requests, 30, NUM_STEPS)
             clocks.update(dict.fromkeys(parts, 0.0))
-            before, num_steps = time.perf_counter(), engine.num_steps
-            _add(engine, num_requests, 30, 64)
-            while engine.has_unfinished_requests():
-                engine.step()
-            seconds, num_steps = time.perf_counter() - before, engine.num_steps - num_steps
+            start = time.perf_counter()
+            _step(engine)
+            seconds = time.perf_counter() - start
+            _end(engine, num_requests)
             if repeat:
                 for name, value in (clocks | {"step": seconds}).items():
-                    times[name].append(1e3 * value / num_steps)
+                    times[name].append(1e3 * value / NUM_STEPS)
         found[str(num_requests)] = {name: spread(values) for name, values in times.items()}
     for name, (owner, function) in parts.items():
         setattr(owner, function, originals[name])
