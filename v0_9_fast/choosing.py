@@ -1,8 +1,8 @@
 """Which product computes how many rows of a matrix, ours or oneDNN's: found out by trying, once.
 
 oneDNN's is a library's: it is made for matrices of all sizes, and may be the faster one on another processor, or in its
-next version. So nobody has to know. Both are timed on the model's own matrices, with the threads that PyTorch has meanwhile. Tests
-and measurements that have to be repeatable name one by `--linear-backend`.
+next version. So nobody has to know. Both are timed on the model's own matrices, with the threads that PyTorch has
+meanwhile. Tests and measurements that have to be repeatable name one by `--linear-backend`.
 """
 
 import hashlib
