@@ -1,6 +1,5 @@
 """From the flags to a drafter: what has to be loaded for it, and what it must fit."""
 
-from common.attention import AttentionBackend
 from common.errors import ModelError
 from common.llama import Llama, Model
 from common.tokenizer import Tokenizer
@@ -35,12 +34,7 @@ def load_draft_model(args: EngineArgs, model: Model, tokenizer: Tokenizer) -> Mo
 
 
 def make_drafter(
-    args: EngineArgs,
-    model: Model,
-    draft_model: Model | None,
-    kv_cache: KVCache,
-    attention: AttentionBackend,
-    vocab_size: int,
+    args: EngineArgs, model: Model, draft_model: Model | None, kv_cache: KVCache, vocab_size: int
 ) -> Drafter | None:
     """What `--speculative-method` says.
 
@@ -59,6 +53,6 @@ def make_drafter(
             )
         return EarlyExitDrafter(model, kv_cache, vocab_size, exit_layer)
     if draft_model is not None:
-        its_pool = make_kv_cache(args, draft_model, kv_cache.kv.shape[2], attention)
+        its_pool = make_kv_cache(args, draft_model, kv_cache.kv.shape[2], kv_cache.attention)
         return DraftModelDrafter(draft_model, its_pool, vocab_size)
     return None

@@ -74,7 +74,7 @@ class LLMEngine:
         self.vocab_size = loading.num_sampled_rows(self.model, self.tokenizer)
         self.eos_token_ids = loading.all_eos_token_ids(self.model, self.tokenizer)
         self.speculative_method = args.speculative_method
-        drafter = make_drafter(args, self.model, draft_model, kv_cache, attention, self.vocab_size)
+        drafter = make_drafter(args, self.model, draft_model, kv_cache, self.vocab_size)
         self.events = EventBus()
         self.scheduler = Scheduler(
             BlockManager(self.pool.num_blocks, args.block_size, args.enable_prefix_caching, self.events),

@@ -137,12 +137,8 @@ class EngineArgs:
         ):
             if getattr(self, name) not in choices:
                 raise ModelError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
-        if self.kernels in ("triton", "torch") and self.weights_dtype != "auto":
-            raise ModelError(
-                f"weights_dtype {self.weights_dtype} needs the kernels in C: leave kernels {self.kernels} out."
-            )
-        if self.kernels in ("torch", "triton") and self.linear_backend == "c":
-            raise ModelError(f"linear_backend c needs the kernels in C: leave kernels {self.kernels} out.")
+        if self.kernels in ("triton", "torch") and self.needs_c is not None:
+            raise ModelError(f"{self.needs_c} needs the kernels in C: leave kernels {self.kernels} out.")
         if self.linear_backend == "onednn" and self.weights_dtype in ("float16", "bfloat16"):
             raise ModelError(f"linear_backend onednn cannot multiply weights_dtype {self.weights_dtype} in float32.")
         for name in (
@@ -175,6 +171,15 @@ class EngineArgs:
             raise ModelError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."
             )
+
+    @property
+    def needs_c(self) -> str | None:
+        """The flag that only the kernels in C can serve, as it was given (`weights_dtype float16`), if any."""
+        if self.kernels == "c":
+            return "kernels c"
+        if self.weights_dtype != "auto":
+            return f"weights_dtype {self.weights_dtype}"
+        return "linear_backend c" if self.linear_backend == "c" else None
 
 
 def shape_folder(model: Any) -> Any:

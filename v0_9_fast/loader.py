@@ -64,7 +64,7 @@ def make_kv_cache(args: EngineArgs, model: Model, num_blocks: int, attention: At
         del pool  # before another one takes its memory
     kernels = kernels_for(args, device, dtype)
     if kernels is not None:
-        return PagedKVCache(config, num_blocks, block_size, kernels)
+        return PagedKVCache(config, num_blocks, block_size, attention, kernels)
     return KVCache(config, num_blocks, block_size, device, dtype, attention)
 
 
@@ -74,7 +74,7 @@ def decode_attention_for(args: EngineArgs, device: torch.device) -> DecodeAttent
     Raises:
         ModelError: it was asked for, and cannot run.
     """
-    if args.kernels not in ("auto", "triton") or args.weights_dtype != "auto":  # which the kernels in C must serve
+    if args.kernels == "torch" or args.needs_c is not None:
         return None
     if device.type == "cuda":
         try:
@@ -122,13 +122,8 @@ def kernels_for(args: EngineArgs, device: torch.device, dtype: torch.dtype) -> K
             _warn_once(kernels)
     if isinstance(kernels, Kernels):
         return kernels
-    for name, value in (
-        ("kernels", args.kernels),
-        ("weights_dtype", args.weights_dtype),
-        ("linear_backend", args.linear_backend),
-    ):
-        if value == "c" or (name == "weights_dtype" and value != "auto"):
-            raise ModelError(f"{name} {value} needs the kernels in C, and {kernels}.")
+    if args.needs_c is not None:
+        raise ModelError(f"{args.needs_c} needs the kernels in C, and {kernels}.")
     return None
 
 

@@ -9,7 +9,6 @@ It is a `KVCache` in another layout. What a former owner left in a block needs n
 last token has a score that is thrown away, and a value that is never read.
 """
 
-import math
 from array import array
 from collections.abc import Sequence
 
@@ -17,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.attention import AttentionBackend
 from common.config import ModelConfig
-from common.errors import ModelError
-from common.units import format_bytes
 
 from .kernels.bindings import Kernels
 from .kv_cache import KVCache
@@ -30,16 +28,13 @@ ROWS = 24  # of queries times heads that an item should have: 4 tiles of AVX2, 2
 class PagedKVCache(KVCache):
     """Keys and values of all requests, `[num_layers, 2, num_blocks, num_kv_heads, block_size * head_dim]`, float32."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, kernels: Kernels) -> None:
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size * config.head_dim)
-        try:
-            self.kv = torch.zeros(shape, dtype=torch.float32, device="cpu")
-        except RuntimeError:
-            raise ModelError(
-                f"The KV pool needs {format_bytes(4 * math.prod(shape))}, more than there is: lower kv_cache_memory, "
-                "num_blocks or block_size."
-            ) from None
-        self.block_size, self.kernels = block_size, kernels
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, attention: AttentionBackend, kernels: Kernels
+    ) -> None:
+        super().__init__(config, num_blocks, block_size, torch.device("cpu"), torch.float32, attention)
+        # The same memory, in another order: nothing has been written yet.
+        self.kv = self.kv.view(*self.kv.shape[:3], config.num_kv_heads, block_size * config.head_dim)
+        self.kernels = kernels
         self._layers = [(layer[0], layer[1]) for layer in self.kv]
         self._num_kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._most_queries = max(1, ROWS * config.num_kv_heads // config.num_heads)
@@ -61,11 +56,11 @@ class PagedKVCache(KVCache):
             flat.extend(table)
         tables = np.frombuffer(flat, dtype=np.int32)
         of_request = np.array([begins, query_lens, context_lens])  # [3, R]
-        begin, _, position, token = _spread(of_request, 1)
+        begin, _, position, _ = _spread(of_request, 1)
         slots = tables[begin + position // self.block_size] * np.int64(self.block_size) + position % self.block_size
         begin, num_queries, position, token = _spread(of_request, self._most_queries)
         items = np.stack([begin, token, num_queries, position], axis=1).astype(np.int32)
-        self.tables, self.slot_mapping, self.items = map(torch.from_numpy, (tables.copy(), slots, items))
+        self.tables, self.slot_mapping, self.items = map(torch.from_numpy, (tables, slots, items))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store this step's keys and values in their slots, then attend, each request to all of its own.

@@ -11,6 +11,15 @@ from v0_9_fast.engine_args import EngineArgs
 from v0_9_fast.kernels import bindings
 
 
+@pytest.fixture
+def kernels() -> Any:
+    """The kernels in C; without a compiler there is nothing to test, and the engine is v0.8's."""
+    loaded = bindings.load()
+    if isinstance(loaded, str):
+        pytest.skip(f"no kernels here: {loaded}")
+    return loaded
+
+
 def on_kernels(reference: Any) -> Any:
     """The same `Reference`, whose `ready` model is v0.9's; the other one's, which takes memory, is freed."""
     reference.__dict__.pop("ready", None)

@@ -8,15 +8,6 @@ import pytest
 import torch
 
 from v0_9_fast import choosing
-from v0_9_fast.kernels import bindings
-
-
-@pytest.fixture
-def kernels():
-    loaded = bindings.load()
-    if isinstance(loaded, str):
-        pytest.skip(f"no kernels here: {loaded}")
-    return loaded
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,6 @@ SOURCES = Path(bindings.__file__).parent
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    loaded = bindings.load()
-    if isinstance(loaded, str):
-        pytest.skip(f"no kernels here: {loaded}")
-    return loaded
-
-
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

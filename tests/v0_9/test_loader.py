@@ -23,13 +23,6 @@ GREEDY = {"temperature": 0.0, "max_tokens": 24}
 
 
 @pytest.fixture
-def has_kernels():
-    loaded = bindings.load()
-    if isinstance(loaded, str):
-        pytest.skip(f"no kernels here: {loaded}")
-
-
-@pytest.fixture
 def no_compiler(monkeypatch):
     monkeypatch.setattr(bindings, "load", lambda: "there is no C compiler (cc, gcc, clang)")
     loader._warn_once.cache_clear()
@@ -44,7 +37,7 @@ def no_compiler(monkeypatch):
         {"kernels": "torch"},
     ],
 )
-def test_the_tokens_are_transformers_whatever_computes_them(has_kernels, tiny, flags):
+def test_the_tokens_are_transformers_whatever_computes_them(kernels, tiny, flags):
     from common.sampling_params import SamplingParams
 
     prompts = [[7, 8, 9, 10], list(range(60, 100)), [5]]
@@ -53,7 +46,7 @@ def test_the_tokens_are_transformers_whatever_computes_them(has_kernels, tiny, f
     assert [output.outputs[0].token_ids for output in outputs] == [tiny.tokens(prompt, 24) for prompt in prompts]
 
 
-def test_the_flags_choose_the_model_and_the_pool(has_kernels, tiny):
+def test_the_flags_choose_the_model_and_the_pool(kernels, tiny):
     kinds = {}
     for kernels in ("auto", "c", "torch"):
         engine = LLM(tiny.folder, num_blocks=8, kernels=kernels).engine
@@ -61,7 +54,7 @@ def test_the_flags_choose_the_model_and_the_pool(has_kernels, tiny):
     assert kinds == {"auto": (True, PagedKVCache), "c": (True, PagedKVCache), "torch": (False, KVCache)}
 
 
-def test_a_ready_model_of_pytorch_attends_in_place(has_kernels, tiny):
+def test_a_ready_model_of_pytorch_attends_in_place(kernels, tiny):
     """Its keys and values are views with strides of their own."""
     from common import loading
     from common.sampling_params import SamplingParams
@@ -74,7 +67,7 @@ def test_a_ready_model_of_pytorch_attends_in_place(has_kernels, tiny):
     assert [output.outputs[0].token_ids for output in outputs] == [tiny.tokens(prompt, 24) for prompt in prompts]
 
 
-def test_other_defaults_of_pytorch_change_nothing(has_kernels, tiny):
+def test_other_defaults_of_pytorch_change_nothing(kernels, tiny):
     """What C writes into is float32 on the CPU, whatever a process has made its default."""
     from common.sampling_params import SamplingParams
 
@@ -97,14 +90,14 @@ def test_a_library_that_cannot_be_loaded_is_said(monkeypatch, tmp_path):
         bindings.load.cache_clear()
 
 
-def test_a_draft_model_is_computed_by_the_kernels_too(has_kernels, tiny):
+def test_a_draft_model_is_computed_by_the_kernels_too(kernels, tiny):
     llm = LLM(tiny.folder, num_blocks=8, speculative_method="draft_model", draft_model=str(tiny.folder))
     drafter = llm.engine.model_runner.drafter
     assert isinstance(drafter.model, FastLlama)
     assert isinstance(drafter.kv_cache, PagedKVCache)
 
 
-def test_what_computes_is_told_in_a_line(has_kernels, tiny):
+def test_what_computes_is_told_in_a_line(kernels, tiny):
     def explained(**flags):
         return loader.explain(LLM(tiny.folder, num_blocks=8, **flags).engine.model)
 
@@ -190,13 +183,13 @@ class TestBuild:
             build.library(None)
         assert list((tmp_path / "cache").glob("*.so")) == []
 
-    def test_a_cache_that_cannot_be_written_is_said(self, has_kernels, monkeypatch, tmp_path):
+    def test_a_cache_that_cannot_be_written_is_said(self, kernels, monkeypatch, tmp_path):
         (tmp_path / "file").touch()
         monkeypatch.setenv("MINI_VLLM_CACHE", str(tmp_path / "file"))
         with pytest.raises(build.BuildError, match="cannot be built into the cache"):
             build.library(None)
 
-    def test_another_source_compiler_flag_or_processor_makes_another_library(self, has_kernels, monkeypatch, tmp_path):
+    def test_another_source_compiler_flag_or_processor_makes_another_library(self, kernels, monkeypatch, tmp_path):
         def key(compiler="cc", flags=build.FLAGS, openmp=None):
             return build._key(build.shutil.which(compiler), flags, openmp)
 
@@ -213,7 +206,7 @@ class TestBuild:
         keys.add(key())
         assert len(keys) == 5
 
-    def test_two_processes_that_start_at_once_build_once_and_both_can_compute(self, has_kernels, tmp_path):
+    def test_two_processes_that_start_at_once_build_once_and_both_can_compute(self, kernels, tmp_path):
         code = (
             "import logging, sys, torch; logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
             "from v0_9_fast.kernels import bindings; kernels = bindings.load()\n"

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from common import loading
+from common.config import ModelConfig
 from common.llama import Llama
+from common.weights import load_weights
 from tests.common.test_llama import VARIANTS
 from tests.kit.checkpoints import tiny_llama
 from tests.kit.models import OneShotCache
@@ -18,14 +20,6 @@ from v0_9_fast.matrices import Matrix
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    loaded = bindings.load()
-    if isinstance(loaded, str):
-        pytest.skip(f"no kernels here: {loaded}")
-    return loaded
-
-
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
@@ -33,13 +27,13 @@ def _seeded():
         yield
 
 
-def fast(folder, **args):
-    from common.config import ModelConfig
-    from common.weights import load_weights
-
+def plain_weights(folder):
     config = ModelConfig.from_folder(folder)
-    weights = load_weights(folder, config, CPU, torch.float32)
-    return loader.pack(config, weights, bindings.load(), EngineArgs(**args))
+    return config, load_weights(folder, config, CPU, torch.float32)
+
+
+def fast(folder, **args):
+    return loader.pack(*plain_weights(folder), bindings.load(), EngineArgs(**args))
 
 
 @pytest.mark.parametrize("linear_backend", ["c", "onednn"])
@@ -68,11 +62,7 @@ def test_picked_rows_are_those_of_all_rows(kernels, tmp_path):
 def test_sixteen_bit_weights_give_what_the_rounded_weights_give_in_float32(kernels, tmp_path, dtype):
     tiny_llama(tmp_path)
     ours, plain = fast(tmp_path, weights_dtype=dtype), Llama.from_folder(tmp_path, CPU, torch.float32)
-    from common.config import ModelConfig
-    from common.weights import load_weights
-
-    config = ModelConfig.from_folder(tmp_path)
-    weights = load_weights(tmp_path, config, CPU, torch.float32)
+    config, weights = plain_weights(tmp_path)
     for name, weight in weights.items():
         if weight.ndim == 2 and name != "embed_tokens":  # looked up, not multiplied: kept whole
             weights[name] = weight.to(loading.DTYPES[dtype]).float()
@@ -104,11 +94,7 @@ def test_a_matrix_keeps_only_the_copies_that_it_uses_and_takes_each_for_its_rows
 
 
 def test_packing_frees_the_plain_weights_as_it_goes(kernels, tmp_path):
-    from common.config import ModelConfig
-    from common.weights import load_weights
-
     tiny_llama(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
-    weights = load_weights(tmp_path, config, CPU, torch.float32)
+    config, weights = plain_weights(tmp_path)
     loader.pack(config, weights, kernels, EngineArgs(linear_backend="c"))
     assert weights == {}

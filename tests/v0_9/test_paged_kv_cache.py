@@ -8,18 +8,9 @@ import torch
 
 from common.attention import sdpa
 from common.errors import ModelError
-from v0_9_fast.kernels import bindings
 from v0_9_fast.paged_kv_cache import PagedKVCache
 
 LAYER = 1
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    loaded = bindings.load()
-    if isinstance(loaded, str):
-        pytest.skip(f"no kernels here: {loaded}")
-    return loaded
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +20,7 @@ def _seeded():
 
 def pool_of(kernels, num_heads=4, num_kv_heads=2, head_dim=16, num_blocks=64, block_size=4):
     config = SimpleNamespace(num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-    pool = PagedKVCache(config, num_blocks, block_size, kernels)
+    pool = PagedKVCache(config, num_blocks, block_size, sdpa, kernels)
     pool.kv.fill_(torch.nan)  # what former owners left, and what is read without having been written, shows
     return pool
 

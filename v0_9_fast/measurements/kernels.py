@@ -166,7 +166,7 @@ def attentions(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str,
         order = torch.randperm(num_blocks * num_requests).tolist()
         tables = [order[i * num_blocks : (i + 1) * num_blocks] for i in range(num_requests)]
         gathered = KVCache(config, len(order), 16, torch.device("cpu"), torch.float32, sdpa)
-        in_place = PagedKVCache(config, len(order), 16, kernels)
+        in_place = PagedKVCache(config, len(order), 16, sdpa, kernels)
         for pool in (gathered, in_place):
             pool.kv.normal_()
             pool.begin_step(tables, [new] * num_requests, [past + new] * num_requests)

@@ -159,10 +159,15 @@ def describe(name: str, places: Places, **arguments: Any) -> Start:
         if arguments:
             start.arguments["arguments"] |= arguments
         return start
+    package, own = package_and_flags(name, places.prefix_caching)
+    return ours(package, **(_llm_arguments(places) | own | arguments))
+
+
+def package_and_flags(name: str, prefix_caching: bool) -> tuple[str, dict[str, Any]]:
+    """Of one of ours: its package, and what its `LLM` is given because of the name and for its prefix cache."""
     name, own = VARIANTS.get(name, (name, {}))
-    caching = {"enable_prefix_caching": places.prefix_caching}
-    has_cache = MILESTONES.get(name, name) in WITH_PREFIX_CACHE
-    return ours(name, **(_llm_arguments(places) | (caching if has_cache else {}) | own | arguments))
+    package = MILESTONES.get(name, name)
+    return package, own | ({"enable_prefix_caching": prefix_caching} if package in WITH_PREFIX_CACHE else {})
 
 
 def _llm_arguments(places: Places) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 
 from common import loading
 
-from ..compare.peers import MILESTONES, VARIANTS, WITH_PREFIX_CACHE
+from ..compare.peers import package_and_flags
 from ..compare.rates import bandwidth, matrix_rate
 
 
@@ -38,11 +38,9 @@ class Settings:
 
     def llm(self, *args: Any, **arguments: Any) -> Any:
         """The engine's `LLM`, on the device, without a prefix cache: repeats would find what they are to compute."""
-        name, own = VARIANTS.get(self.engine, (self.engine, {}))
-        package = MILESTONES[name]
-        caching = {"enable_prefix_caching": False} if package in WITH_PREFIX_CACHE else {}
+        package, own = package_and_flags(self.engine, prefix_caching=False)
         device = loading.select_device(self.device).type
-        return importlib.import_module(package).LLM(*args, **{"device": device} | caching | own | arguments)
+        return importlib.import_module(package).LLM(*args, **{"device": device} | own | arguments)
 
     @property
     def num_requests(self) -> tuple[int, ...]:
