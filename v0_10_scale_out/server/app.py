@@ -40,20 +40,40 @@ def main(argv: list[str] | None = None) -> int:
     cli.add_arguments(parser, ServerArgs, title="server")
     cli.add_arguments(parser, EngineArgs, title="engine")
     args = parser.parse_args(argv)
-    return cli.run(lambda: _serve(args))
+    return cli.run(lambda: serve(args))
 
 
-def _serve(args: argparse.Namespace) -> None:
+def serve(args: argparse.Namespace) -> None:
+    """Serve in this process until a signal comes."""
     server_args, engine_args = cli.from_arguments(ServerArgs, args), cli.from_arguments(EngineArgs, args)
     # Before the model is loaded: a file that is missing, a wrong key and a port that is taken are told at once.
-    template, keys = server_args.read_chat_template(), _api_keys(server_args)
+    template, keys = server_args.read_chat_template(), api_keys(server_args)
     sockets = [listening.bind(server_args)]
     logging.basicConfig(format=LOG_FORMAT, level=server_args.level, force=True)
 
     if os.environ.get("VLLM_API_KEY") and not keys:
         logger.warning("VLLM_API_KEY is set, but this server reads %s: it has no key.", API_KEY_VARIABLE)
-    name = _names(server_args, engine_args.model)[0]
+    name = model_names(server_args, engine_args.model)[0]
     print("Loading the model...", file=sys.stderr)
+    app, engine, defaults = load_app(server_args, engine_args, template)
+    url = listening.url(server_args, sockets[0])
+    print(process.welcome(name, engine, url, server_args, bool(keys), defaults), file=sys.stderr)
+    try:
+        asyncio.run(process.serve(app, server_args, sockets))
+    finally:
+        listening.remove(server_args)
+
+
+def load_app(
+    server_args: ServerArgs, engine_args: EngineArgs, template: str | None
+) -> "tuple[FastAPI, LLMEngine, dict[str, Any]]":
+    """Load the model: the application around it, its engine, and the model's own sampling.
+
+    Args:
+        server_args: the server's flags.
+        engine_args: the engine's.
+        template: a chat template in place of the model's.
+    """
     with cli.loading():
         import torch
 
@@ -75,16 +95,11 @@ def _serve(args: argparse.Namespace) -> None:
         engine.tokenizer.use_chat_template(template)
     app = build_app(engine, server_args, engine_args.model, defaults)
     app.state.engine.call_soon(lambda: torch.set_num_threads(num_threads))
-    url = listening.url(server_args, sockets[0])
-    print(process.welcome(name, engine, url, server_args, bool(keys), defaults), file=sys.stderr)
     # What is here by now stays to the end. Left to the garbage collector, it is looked through again and again, for a
     # third of a second each time: whenever a request makes some ten thousand objects.
     gc.collect()
     gc.freeze()
-    try:
-        asyncio.run(process.serve(app, server_args, sockets))
-    finally:
-        listening.remove(server_args)
+    return app, engine, defaults
 
 
 def build_app(
@@ -124,7 +139,7 @@ def build_app(
     )
     from .serving import Serving
 
-    names = _names(args, model)
+    names = model_names(args, model)
     max_body_bytes = args.max_body_bytes or bodies.default_limit(engine.tokenizer, engine.max_model_len)
     metrics = Metrics(engine, names[0])
     async_engine = AsyncEngine(engine, max_queued_requests=args.max_queued_requests, observer=metrics)
@@ -164,7 +179,7 @@ def build_app(
     # The last one added is the outermost: the log sees everything, a preflight needs no key.
     app.add_middleware(middleware.Faults)
     app.add_middleware(middleware.BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(middleware.ApiKey, keys=_api_keys(args))
+    app.add_middleware(middleware.ApiKey, keys=api_keys(args))
     app.add_middleware(middleware.SameOrigin, allowed=args.origins or [])
     app.add_middleware(middleware.RequestLine, root_path=args.root_path)
     app.add_middleware(
@@ -229,7 +244,7 @@ def build_app(
         async_engine.check_serving()
         return respond(Health(status="ok"))
 
-    visualizer.install(app, async_engine, args, {"milestone": "v0.8", "model": names[0]})
+    visualizer.install(app, async_engine, args, {"milestone": "v0.10", "model": names[0]})
 
     @app.get("/version", responses={200: {"model": Version}, **error()})
     async def version() -> Response:
@@ -255,7 +270,7 @@ def build_app(
     return app
 
 
-def _names(args: ServerArgs, model: str | None) -> list[str]:
+def model_names(args: ServerArgs, model: str | None) -> list[str]:
     """What the model is called in the API: as asked, else as `--model` says."""
     from common.weights import DEFAULT_MODEL
 
@@ -265,7 +280,7 @@ def _names(args: ServerArgs, model: str | None) -> list[str]:
     return args.served_model_name or [name]
 
 
-def _api_keys(args: ServerArgs) -> list[str]:
+def api_keys(args: ServerArgs) -> list[str]:
     """The keys that clients may send: of the flags, else of the environment; none lets everybody in."""
     variable = os.environ.get(API_KEY_VARIABLE, "").strip()  # a secret read from a file ends in a newline
     if args.api_key or not variable:
