@@ -22,7 +22,7 @@ class ClusterArgs:
     max_replicas: int | None = field(
         default=None,
         metadata={
-            "help": "start and end replicas as the load asks for, from --replicas up to so many (default: fixed)"
+            "help": "start and end replicas as the load asks, from --replicas up to so many (default: fixed)"
         },
     )
     target_requests: float = field(
@@ -34,7 +34,10 @@ class ClusterArgs:
     )
     downscale_delay: float = field(
         default=300.0,
-        metadata={"help": "with --max-replicas: seconds of less load before one is ended, with its cache"},
+        metadata={"help": "with --max-replicas: seconds of less load before one ends, and its cache"},
+    )
+    drain_timeout: float = field(
+        default=600.0, metadata={"help": "seconds that a replica which is scaled down has to end what it runs"}
     )
     routing: str = field(
         default="prefix",
@@ -59,7 +62,7 @@ class ClusterArgs:
     ray_address: str | None = field(
         default=None,
         metadata={
-            "help": "a Ray cluster that runs already, such as auto (default: one here, as long as the server runs)"
+            "help": "a Ray cluster that runs already, or auto (default: one here, as long as the server runs)"
         },
     )
 
@@ -70,7 +73,7 @@ class ClusterArgs:
             raise ModelError(f"max_replicas must be at least replicas ({self.replicas}), got {self.max_replicas}.")
         if self.target_requests <= 0:
             raise ModelError(f"target_requests must be above 0, got {self.target_requests}.")
-        for name in ("upscale_delay", "downscale_delay", "replica_gpus", "routing_threshold"):
+        for name in ("upscale_delay", "downscale_delay", "drain_timeout", "replica_gpus", "routing_threshold"):
             if getattr(self, name) < 0:
                 raise ModelError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not 0 <= self.routing_min_share <= 1:

@@ -7,7 +7,6 @@ Every flag of the command line is an argument here, with underscores. Where the 
 """
 
 import argparse
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common import cli
@@ -106,7 +105,7 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
         max_ongoing_requests=most_requests,
         max_queued_requests=-1,
         health_check_period_s=HEALTH_SECONDS,
-        graceful_shutdown_timeout_s=server_args.shutdown_timeout,
+        graceful_shutdown_timeout_s=cluster_args.drain_timeout,
         graceful_shutdown_wait_loop_s=0.2,
         request_router_config=router,
         logging_config=quiet,
@@ -158,13 +157,20 @@ class Reached:
     async def ask_all(self, scope: Scope, body: bytes) -> list[tuple[str, int, list[tuple[bytes, bytes]], bytes]]:
         """See `Replicas`."""
         asked = self._handle.broadcast("whole", scope, body)
-        answers = await asked.results_async(timeout_s=ALL_SECONDS, return_exceptions=True)
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        return await _of_all(asked)
 
     async def states(self) -> list[dict[str, Any]]:
         """`Replica.state` of each that can be reached."""
-        answers = await self._handle.broadcast("state").results_async(timeout_s=ALL_SECONDS, return_exceptions=True)
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        return await _of_all(self._handle.broadcast("state"))
+
+
+async def _of_all(asked: DeploymentBroadcastResponse) -> list[Any]:
+    """What they have answered; none of them, where one does not in time (Ray gives all or nothing)."""
+    try:
+        answers = await asked.results_async(timeout_s=ALL_SECONDS, return_exceptions=True)
+    except TimeoutError:
+        return []
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 @serve.ingress()
@@ -189,4 +195,4 @@ class ServedIngress:
 
     async def states(self) -> list[dict[str, Any]]:
         """See `Reached.states`."""
-        return await asyncio.wait_for(self._reached.states(), ALL_SECONDS)
+        return await self._reached.states()

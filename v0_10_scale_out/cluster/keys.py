@@ -2,9 +2,9 @@
 
     {"messages": [...], "cache_salt": "s"}  ─▶  root("s") ─▶ digest(64 bytes) ─▶ digest(64 bytes) ─▶ ...
 
-The chain is that of `hash_chain.py`, over the prompt's bytes instead of its tokens: whoever routes has no tokenizer, and
-the same beginning makes the same tokens but for the last one or two. A salt goes into the root here as it does in the
-cache: who does not send it is not led to where it was used. Torch-free.
+The chain is that of `hash_chain.py`, over the prompt's bytes instead of its tokens: whoever routes has no tokenizer,
+and the same beginning makes the same tokens but for the last one or two. A salt goes into the root here as it does in
+the cache: who does not send it is not led to where it was used. Torch-free.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Ray on this machine, for as long as the server runs: started, waited for, and ended in order.
 
-    ray.init ─▶ serve.start (proxy) ─▶ serve.run (ingress, replicas) ─▶ a signal ─▶ drain ─▶ serve.shutdown ─▶ ray.shutdown
+    ray.init ─▶ serve.start (proxy) ─▶ serve.run (ingress, replicas) ─▶ a signal ─▶ drain ─▶ serve and ray.shutdown
 
 After SIGTERM or Ctrl-C nothing new is taken, what runs may end within `--shutdown-timeout`, the rest is cut short with
-an error at the end of its stream, and the exit code is 0. A second signal does not wait. So it is with one replica, too.
+an error at the end of its stream, and the exit code is 0. A second signal does not wait. It is as with one replica.
 
 Nothing is reported to anybody, there is no dashboard, and nothing needs a network but this machine's own.
 """
@@ -29,12 +29,13 @@ from .cluster_args import ClusterArgs
 
 ENVIRONMENT = {  # read while Ray is imported; what the operator has set stays
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",  # else lines of the access log that are alike are left out
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a proxy that has died is missed for 5 s, and not for 25
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU asked for means as many as there are, not none
 }
 HERE = {  # and this for a Ray of our own
-    # Where Ray is not to make a cluster, it takes 127.0.0.1 for this machine's address, and listens there alone. That is
-    # its way on other systems than Linux, and the variable is called so; `_node_ip_address` does not take a loopback.
+    # Where Ray is not to make a cluster, it takes 127.0.0.1 for this machine's address, and listens on nothing else. It
+    # is made for other systems than Linux, hence the name; `_node_ip_address` does not take a loopback.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 OBJECT_STORE_BYTES = 256 * 2**20  # bodies of requests pass through it, and nothing stays
@@ -54,9 +55,10 @@ def serve(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
     print("Loading the model...", file=sys.stderr)
     _check_model(engine_args)
     prepare(cluster_args)
-    with _stopped(cluster_args):
+    signals = _Signals()
+    with _stopped(cluster_args, signals):
         start(cluster_args, server_args, engine_args)
-        signals = _Signals()
+        signals.listen()
         url = f"{'http' if server_args.ssl_certfile is None else 'https'}://{server_args.host}:{server_args.port}"
         print(_welcome(name, url + server_args.root_path, cluster_args, bool(keys)), file=sys.stderr)
         signals.wait()
@@ -117,11 +119,14 @@ def start(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C, counted. Made after Ray has set its own handler."""
+    """SIGTERM and Ctrl-C, counted."""
 
     def __init__(self) -> None:
         self.number = 0
         self._came = threading.Event()
+
+    def listen(self) -> None:
+        """From now on; Ray has set handlers of its own before."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
 
@@ -136,7 +141,7 @@ class _Signals:
 
 
 @contextlib.contextmanager
-def _stopped(cluster_args: ClusterArgs) -> Iterator[None]:
+def _stopped(cluster_args: ClusterArgs, signals: _Signals) -> Iterator[None]:
     """At the end nothing of ours runs any more."""
     import ray
     from ray import serve as ray_serve
@@ -147,10 +152,10 @@ def _stopped(cluster_args: ClusterArgs) -> Iterator[None]:
         yield
     finally:
         if ray.is_initialized():
-            if cluster_args.ray_address is None:
+            if cluster_args.ray_address is not None:
+                ray_serve.delete(APP)  # others may be served there
+            elif signals.number < 2:
                 ray_serve.shutdown()
-            else:  # others may be served there
-                ray_serve.delete(APP)
             ray.shutdown()
 
 

@@ -1,8 +1,8 @@
 """Keeps what Ray opens on this machine, where the whole of Ray is on this machine.
 
 A replica of Ray Serve 2.60.0 opens a port for calls between replicas on all addresses, and no option says otherwise
-(`serve/_private/replica.py` · `_on_initialized`). We call by another way. Whoever reaches that port can have the replica
-unpickle what he likes.
+(`serve/_private/replica.py` · `_on_initialized`). We call by another way. Whoever reaches that port can have the
+replica unpickle whatever they like.
 """
 
 from typing import Any

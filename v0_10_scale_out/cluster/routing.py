@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the policy, nothing else. Ray calls it through `router.py`, a simulator could as well.
+"""Which replica a request goes to: the policy, nothing else. Ray calls it by `router.py`, a simulator could as well.
 
     prompt's key        a ─ b ─ c ─ d        a digest for each full block, each of which stands for all before it
     replica 0 got       a ─ b ─ x            holds 2 of the 4
