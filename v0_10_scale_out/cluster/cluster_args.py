@@ -21,9 +21,7 @@ class ClusterArgs:
     )
     max_replicas: int | None = field(
         default=None,
-        metadata={
-            "help": "start and end replicas as the load asks, from --replicas up to so many (default: fixed)"
-        },
+        metadata={"help": "start and end replicas as the load asks, from --replicas up to so many (default: fixed)"},
     )
     target_requests: float = field(
         default=32.0,
@@ -61,9 +59,7 @@ class ClusterArgs:
     replica_gpus: float = field(default=0.0, metadata={"help": "GPUs of a replica; a half lets two share one"})
     ray_address: str | None = field(
         default=None,
-        metadata={
-            "help": "a Ray cluster that runs already, or auto (default: one here, as long as the server runs)"
-        },
+        metadata={"help": "a Ray cluster that runs already, or auto (default: one here, as long as the server runs)"},
     )
 
     def __post_init__(self) -> None:

@@ -21,12 +21,12 @@ from common import cli
 from common.errors import ModelError
 
 from ..engine_args import EngineArgs
-from ..server.app import LOG_FORMAT, api_keys
+from ..server.app import LOG_FORMAT, api_keys, load_app
 from ..server.server_args import ServerArgs
 from . import loopback
 from .cluster_args import ClusterArgs
 from .ingress import Ingress, ReplicaLostError
-from .replica import Replica
+from .replica import Replica, behind_ingress
 from .router import PolicyRouter
 from .routing import Route
 
@@ -89,8 +89,9 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
                 downscale_delay_s=cluster_args.downscale_delay,
             )
         }
+    router_class: Any = PolicyRouter
     router = RequestRouterConfig(
-        request_router_class=PolicyRouter,
+        request_router_class=router_class,
         request_router_kwargs={
             "routing": cluster_args.routing,
             "threshold": cluster_args.routing_threshold,
@@ -99,7 +100,8 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
         },
     )
     quiet = {"log_level": "WARNING", "enable_access_log": False}  # the server's lines say more than Ray's
-    replicas = serve.deployment(
+    deployment: Any = serve.deployment  # its types are overloads that fit neither of these
+    replicas = deployment(
         ServedReplica,
         name=REPLICA,
         max_ongoing_requests=most_requests,
@@ -112,7 +114,7 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
         ray_actor_options={"num_cpus": cluster_args.replica_cpus, "num_gpus": cluster_args.replica_gpus},
         **scaling,
     )
-    ingress = serve.deployment(
+    ingress = deployment(
         ServedIngress,
         name=INGRESS,
         num_replicas=1,  # it alone knows what went where
@@ -133,7 +135,9 @@ class ServedReplica(Replica):
 
     def __init__(self, server_args: ServerArgs, engine_args: EngineArgs, template: str | None) -> None:
         loopback.stay()
-        super().__init__(serve.get_replica_context().replica_tag, server_args, engine_args, template)
+        logging.basicConfig(format=LOG_FORMAT, level=server_args.level, force=True)
+        app, _, _ = load_app(behind_ingress(server_args), engine_args, template)
+        super().__init__(serve.get_replica_context().replica_tag, app)
 
 
 class Reached:
@@ -141,7 +145,7 @@ class Reached:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
-        self._asgi = handle.options(method_name="asgi", stream=True)
+        self._asgi: Any = handle.options(method_name="asgi", stream=True)
 
     async def ask(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """See `Replicas`."""

@@ -3,9 +3,9 @@
     client ─▶ Ray's proxy ─▶ Ingress ─▶ key of the prompt ─▶ router ─▶ Replica.asgi
                                 ◀────────────── ASGI messages ──────────────┘
 
-    a replica is lost before a byte of the answer went out     once more, elsewhere; then 503
-    within a stream                                             an error as its last event, and [DONE]
-    no replica takes the request in time                        503 with Retry-After
+    a replica is lost before the client has seen a token       once more, elsewhere; then 503
+    within a stream                                            an error as its last event, and [DONE]
+    no replica takes the request in time                       503 with Retry-After
 
 Bodies, statuses and errors are the replicas' own. Here are only the checks that are made once: key, origin, and how
 much of a body is read. Knows no Ray: `Replicas` is what it asks of it.
@@ -34,7 +34,7 @@ from .keys import key_of
 from .replica import ACCEPTED
 from .routing import Route
 
-logger = logging.getLogger(f"{__package__}.access")
+logger = logging.getLogger(f"{__package__}.routed")
 
 ACCEPT_SECONDS = 60.0  # that a request waits for a replica which takes it: a lost one is replaced in less
 PROBE_SECONDS = 1.0  # the same for those who ask whether anybody is there
@@ -211,7 +211,6 @@ class Ingress:
                     self._lost.inc()
                     await out.fail(error)
                     return
-                out.reset()
                 self._retried.inc()
             except TimeoutError:
                 await out.fail(UnavailableError(f"No replica has taken the request within {seconds:g} seconds."))
@@ -256,11 +255,16 @@ class Ingress:
 
 
 class _Outgoing:
-    """What the client is sent: the answer's start is held back until there is something behind it."""
+    """What the client is sent. Until it has seen a part of the answer itself, another replica may begin again.
+
+    A stream's head goes out at once, and comments behind it do no harm. Any other answer's head is held back until
+    there is something behind it.
+    """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
-        self._start: Message | None = None
+        self._head: Message | None = None  # of the answer that comes now
+        self._is_stream = False  # whether a stream's head has gone out
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
@@ -268,16 +272,17 @@ class _Outgoing:
         if message["type"] == "http.response.start":
             # The ingress, which knows about origins, says it itself.
             headers = [(name, value) for name, value in message["headers"] if name != b"vary" or value != b"Origin"]
-            self._start = {**message, "headers": headers}
-            return
-        if not self.has_begun and self._start is not None:
-            await self._send(self._start)
-        self.has_begun = True
-        await self._send(message)
-
-    def reset(self) -> None:
-        """It comes again, from another replica."""
-        self._start = None
+            self._head = {**message, "headers": headers}
+            if _is_stream(message) and not self._is_stream:
+                self._is_stream = True
+                await self._send(self._head)
+        elif self._is_stream and self._head is not None and not _is_stream(self._head):
+            await self._send_event(message.get("body", b"").decode())  # the second replica refuses
+        else:
+            if not self.has_begun and self._head is not None and not self._is_stream:
+                await self._send(self._head)
+            self.has_begun = self.has_begun or not message.get("body", b"").startswith(b":")
+            await self._send(message)
 
     async def fail(self, error: Exception) -> None:
         """The answer has no end of its own: say why, in the form that can still be said.
@@ -287,18 +292,21 @@ class _Outgoing:
         """
         if self._scope["type"] == "websocket":
             await self._send({"type": "websocket.close", "code": 1011, "reason": str(error)})
+        elif self._is_stream:
+            await self._send_event(to_json(_described(error)[1]))
         elif not self.has_begun:
             await _refusal(error)(self._scope, _nothing, self._send)
-        elif self._is_events:
-            event = f"data: {to_json(_described(error)[1])}\n\ndata: [DONE]\n\n"
-            await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
         else:
             raise error
 
-    @property
-    def _is_events(self) -> bool:
-        assert self._start is not None
-        return Headers(raw=self._start["headers"]).get("content-type", "").startswith("text/event-stream")
+    async def _send_event(self, body: str) -> None:
+        self.has_begun = True
+        event = f"data: {body}\n\ndata: [DONE]\n\n"
+        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+
+
+def _is_stream(head: Message) -> bool:
+    return Headers(raw=head["headers"]).get("content-type", "").startswith("text/event-stream")
 
 
 def _described(error: Exception) -> tuple[int, ErrorBody, Mapping[str, str]]:

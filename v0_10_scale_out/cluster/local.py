@@ -113,7 +113,9 @@ def start(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
     )
     application = deployments.build(cluster_args, server_args, engine_args)
     try:
-        ray_serve.run(application, name=deployments.APP, route_prefix="/")
+        # A number that nobody else decides on may be changed while it runs, by Ray's own interface.
+        is_fixed = cluster_args.max_replicas is None
+        ray_serve.run(application, name=deployments.APP, route_prefix="/", external_scaler_enabled=is_fixed)
     except RuntimeError as error:
         raise ModelError(f"The replicas don't start, the log above says why: {error}") from None
 

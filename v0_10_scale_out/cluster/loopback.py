@@ -13,8 +13,9 @@ EVERYWHERE, HERE = "[::]", "127.0.0.1"
 def stay() -> None:
     """Called in a replica's constructor, which is before the port is opened. Elsewhere than on a loopback: nothing."""
     import ray
-    from ray.serve._private import replica
+    import ray.serve._private.replica
 
+    replica: Any = ray.serve._private.replica
     if ray.util.get_node_ip_address() != HERE:
         return
     add_port = replica.add_port_to_grpc_server

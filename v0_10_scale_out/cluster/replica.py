@@ -10,15 +10,13 @@ and the page's origin, and takes both headers away. Knows no Ray: a replica can 
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Scope
 
-from ..engine_args import EngineArgs
-from ..server.app import API_KEY_VARIABLE, LOG_FORMAT, load_app
+from ..server.app import API_KEY_VARIABLE
 from ..server.server_args import ServerArgs
 from .routing import Route
 
@@ -29,23 +27,16 @@ ACCEPTED = "replica.accepted"  # the type of the first message, which is no ASGI
 
 
 class Replica:
-    """Made in a process of its own, on the event loop that calls its methods.
+    """Made on the event loop that calls its methods.
 
     Args:
         name: told to the ingress with each answer.
-        server_args: the server's flags.
-        engine_args: the engine's.
-        template: a chat template in place of the model's own.
+        app: the server's, made with `behind_ingress`.
     """
 
-    def __init__(self, name: str, server_args: ServerArgs, engine_args: EngineArgs, template: str | None) -> None:
-        logging.basicConfig(format=LOG_FORMAT, level=server_args.level, force=True)
-        os.environ.pop(API_KEY_VARIABLE, None)  # the ingress asks for it, and once is enough
-        # So it does for origins. Without any the app adds no header for them, and the ingress's stand there alone.
-        server_args = dataclasses.replace(server_args, api_key=None, allowed_origins="[]")
-        self.name = name
-        self.app: FastAPI = load_app(server_args, engine_args, template)[0]
-        self.app.state.engine.start()
+    def __init__(self, name: str, app: "FastAPI") -> None:
+        self.name, self.app = name, app
+        app.state.engine.start()  # there is no lifespan here: the end of the process is the end
 
     async def asgi(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """Answer a request: first that it is here, then whatever the app sends, as much at once as there is.
@@ -114,6 +105,15 @@ class Replica:
             "num_blocks": manager.num_blocks,
             "num_free_blocks": manager.num_free_blocks,
         }
+
+
+def behind_ingress(args: ServerArgs) -> ServerArgs:
+    """A replica's flags: the key has been asked for, and once is enough.
+
+    So have origins. Without any the app adds no header for them, and the ingress's stand there alone.
+    """
+    os.environ.pop(API_KEY_VARIABLE, None)
+    return dataclasses.replace(args, api_key=None, allowed_origins="[]")
 
 
 def _opening(scope: Scope, body: bytes) -> Message:
