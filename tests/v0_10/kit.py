@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import importlib
 import itertools
 import threading
+import uuid
 
 import uvicorn
 from starlette.datastructures import MutableHeaders
@@ -53,6 +53,9 @@ class Here:
         finally:
             self.policy.end(request_id)
 
+    async def max_body_bytes(self):
+        return await next(iter(self.replicas.values())).max_body_bytes()
+
     async def ask_all(self, scope, body):
         return [await replica.whole(scope, body) for name, replica in self.replicas.items() if name not in self.lost]
 
@@ -68,7 +71,7 @@ class Proxy:
             await self.app(scope, receive, send)
             return
         headers = MutableHeaders(scope=scope)
-        request_id = headers.setdefault("x-request-id", "proxys-own")
+        request_id = headers.setdefault("x-request-id", uuid.uuid4().hex)
 
         async def send_with_id(message):
             if message["type"].endswith("http.response.start"):
@@ -116,7 +119,3 @@ def ingress(models, *, server=None, defaults=None, tokenizer=None, policy=None, 
         made["server"].should_exit = True
         thread.join(timeout=30)
         assert not thread.is_alive(), "the ingress has not ended"
-
-
-def module():
-    return importlib.import_module("v0_10_scale_out")

@@ -263,14 +263,6 @@ def test_a_prompt_that_is_longer_than_all_that_is_remembered_is_held_in_its_begi
     assert made.choose(key("abcdef", 6)).num_held == 3
 
 
-def test_emptied_caches_hold_nothing():
-    made = policy()
-    send(made, "1", key("abcd"))
-    made.forget_prefixes()
-    assert made.choose(key("abcd")).rule == "new"
-    assert sum(load(made).values()) == 1
-
-
 def test_a_route_travels_without_its_key():
     route = pickle.loads(pickle.dumps(Route(key("abcd"), Choice("a", "new", 0))))
     assert (route.key, route.choice) == ((), None)

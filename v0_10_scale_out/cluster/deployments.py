@@ -163,6 +163,11 @@ class Reached:
         asked = self._handle.broadcast("whole", scope, body)
         return await _of_all(asked)
 
+    async def max_body_bytes(self) -> int:
+        """See `Replicas`."""
+        limit: int = await self._handle.options(method_name="max_body_bytes").remote()
+        return limit
+
     async def states(self) -> list[dict[str, Any]]:
         """`Replica.state` of each that can be reached."""
         return await _of_all(self._handle.broadcast("state"))

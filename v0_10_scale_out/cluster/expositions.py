@@ -1,7 +1,7 @@
 """The metrics of many replicas as one scrape: each sample gets the label `replica`, each family stands there once.
 
-    vllm:num_requests_running{engine="0"} 3.0   of a1      ─▶  vllm:num_requests_running{replica="a1",engine="0"} 3.0
-    vllm:num_requests_running{engine="0"} 1.0   of b2          vllm:num_requests_running{replica="b2",engine="0"} 1.0
+    vllm:num_requests_running{engine="0"} 3.0   of a1      ─▶  vllm:num_requests_running{engine="0",replica="a1"} 3.0
+    vllm:num_requests_running{engine="0"} 1.0   of b2          vllm:num_requests_running{engine="0",replica="b2"} 1.0
 
 Prometheus's text format wants all samples of a family in one group below its HELP and TYPE. Nothing is added up:
 `sum without (replica) (...)` does it where it makes sense. Torch-free.
@@ -33,10 +33,10 @@ def merge(expositions: Mapping[str, str]) -> str:
 
 
 def _labelled(sample: str, replica: str) -> str:
-    """The name ends at the first brace or blank; a label's value may hold either."""
-    label = f'replica="{replica}"'
-    brace, blank = sample.find("{"), sample.find(" ")
-    if 0 <= brace < blank:
-        more = "" if sample[brace + 1] == "}" else ","
-        return f"{sample[: brace + 1]}{label}{more}{sample[brace + 1 :]}"
-    return f"{sample[:blank]}{{{label}}}{sample[blank:]}"
+    """With the label as the last one. A label's value may hold a brace; behind the last one there are only numbers."""
+    label, brace = f'replica="{replica}"', sample.rfind("}")
+    if brace < 0:
+        name, _, value = sample.partition(" ")
+        return f"{name}{{{label}}} {value}"
+    comma = "" if sample[brace - 1] == "{" else ","
+    return f"{sample[:brace]}{comma}{label}{sample[brace:]}"

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..async_engine import UnavailableError
-from ..server.bodies import MOST_LIMIT, SMALL
+from ..server.bodies import LEAST_LIMIT, SMALL
 from ..server.errors import RETRY_AFTER, describe, error_body
 from ..server.middleware import ApiKey, Faults, RequestLine, SameOrigin
 from ..server.responses import ErrorBody, respond, to_json
@@ -44,7 +44,7 @@ TO_ALL = ("/reset_prefix_cache", "/events/control")  # what is said to one is me
 DONE_HERE = (b"authorization", b"origin")  # headers that the ingress has looked at, and nobody else needs
 SCOPE = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client"),
-    *("server", "subprotocols"),
+    *("server", "subprotocols", "extensions"),
 )
 
 
@@ -67,6 +67,10 @@ class Replicas(Protocol):
         """`Replica.whole` of each that can be reached."""
         ...
 
+    async def max_body_bytes(self) -> int:
+        """`Replica.max_body_bytes` of any."""
+        ...
+
 
 class Ingress:
     """The application that Ray's proxy calls.
@@ -79,8 +83,7 @@ class Ingress:
 
     def __init__(self, replicas: Replicas, args: ServerArgs, keys: list[str]) -> None:
         self._replicas = replicas
-        # Past it nothing is read. The replica, which knows what its model can use, refuses what it is given of that.
-        self._max_bytes = max(args.max_body_bytes or 0, MOST_LIMIT)
+        self._max_bytes = args.max_body_bytes  # else the replicas', once a body is so large that it matters
         self._accepting = True
         self._num_running = 0
         self._cut = asyncio.Event()  # set when what still runs has to end
@@ -165,12 +168,15 @@ class Ingress:
                 self._num_running -= 1
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The body, up to where it is too much in any case; `None` where the client left within it."""
+        """The body, up to where it is too much; `None` where the client left within it.
+
+        That it is too much, the replica says: of what is announced without a byte of it, else of what it is given.
+        """
         announced = headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > self._max_bytes:
-            return b""  # the replica refuses it for what it announces
+        if announced.isdecimal() and await self._is_too_much(int(announced)):
+            return b""
         body = bytearray()
-        while len(body) <= self._max_bytes:
+        while not await self._is_too_much(len(body)):
             part = await receive()
             if part["type"] == "http.disconnect":
                 return None
@@ -178,6 +184,11 @@ class Ingress:
             if not part.get("more_body"):
                 break
         return bytes(body)
+
+    async def _is_too_much(self, num_bytes: int) -> bool:
+        if self._max_bytes is None and num_bytes > LEAST_LIMIT:
+            self._max_bytes = await self._replicas.max_body_bytes()
+        return self._max_bytes is not None and num_bytes > self._max_bytes
 
     async def _until_gone(
         self, out: "_Outgoing", route: Route, scope: Scope, body: bytes, receive: Receive, seconds: float

@@ -88,6 +88,11 @@ class Replica:
                     parts.append(message.get("body", b""))
         return self.name, status, headers, b"".join(parts)
 
+    async def max_body_bytes(self) -> int:
+        """Of the largest body that is read here: only who has the tokenizer knows it."""
+        limit: int = self.app.state.max_body_bytes
+        return limit
+
     async def check_health(self) -> None:
         """Called every few seconds: a replica whose engine has died is replaced."""
         if not self.app.state.engine.is_alive:

@@ -151,11 +151,6 @@ class Policy:
             del self._places[request_id]
             self.replicas[place].running.discard(request_id)
 
-    def forget_prefixes(self) -> None:
-        """All caches have been emptied."""
-        for replica in self.replicas.values():
-            replica.held.clear()
-
     def _chosen(self, name: str, rule: str, key: Key) -> Choice:
         return Choice(name, rule, self.replicas[name].num_held(key))
 

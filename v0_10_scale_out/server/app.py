@@ -174,7 +174,7 @@ def build_app(
         description=f"OpenAI's API for {names[0]}. Bodies may have up to {max_body_bytes} bytes.",
     )
     app.router.route_class = bodies.BodyRoute
-    app.state.engine = async_engine
+    app.state.engine, app.state.max_body_bytes = async_engine, max_body_bytes
     errors.install(app)
     # The last one added is the outermost: the log sees everything, a preflight needs no key.
     app.add_middleware(middleware.Faults)
