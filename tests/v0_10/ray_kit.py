@@ -1,6 +1,7 @@
 """Ray on this machine for tests, and what they look at from outside: replicas, processes, and sockets."""
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -8,15 +9,32 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.server import RunningServer, wait_until
 
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="several replicas need Ray: pip install -e '.[ray]'"
+)
 KEY = "s3cret"
 ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",  # it would end replicas where other tests fill the memory
     "RAY_AUTH_MODE": "disabled",  # else a token is written to the home
 }
+
+
+@contextlib.contextmanager
+def ray_of_our_own():
+    """Whatever is started of Ray in this block ends with it."""
+    import ray
+    from ray import serve
+
+    try:
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
 
 
 class Cluster:

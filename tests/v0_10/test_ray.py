@@ -18,13 +18,13 @@ from tests.kit.checkpoints import tiny_llama
 from tests.kit.models import reference_tokens
 from tests.kit.server import USER, bodies, events, running, wait_until
 from tests.kit.tokenizers import byte_tokenizer, save_byte_tokenizer
-from tests.v0_10.ray_kit import ENVIRONMENT, KEY, Cluster, descendants, kill, listening_addresses
+from tests.v0_10.ray_kit import KEY, Cluster, descendants, kill, listening_addresses, needs_ray, ray_of_our_own
 from v0_10_scale_out.cluster import local
 from v0_10_scale_out.cluster.cluster_args import ClusterArgs
 from v0_10_scale_out.engine_args import EngineArgs
 from v0_10_scale_out.server.app import ServerArgs, listening
 
-pytest.importorskip("ray", reason="many replicas need Ray: pip install -e '.[ray]'")
+pytestmark = needs_ray
 
 LONG = {"ignore_eos": True, "max_tokens": 60}
 ENGINE = {"num_blocks": 300, "max_num_seqs": 8, "max_num_batched_tokens": 256}
@@ -42,27 +42,15 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(model):
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        cluster_args = ClusterArgs(replicas=2)
-        local.prepare(cluster_args)
-        import ray
-        from ray import serve
-
+    before, processes = set(Path.home().glob(".ray/*")), descendants(os.getpid())
+    with ray_of_our_own():
         with listening.bind(ServerArgs(port=0)) as listener:
             port = listener.getsockname()[1]
-        before = set(Path.home().glob(".ray/*"))
         server_args = ServerArgs(port=port, api_key=[KEY], allow_control=True, **SERVER)
-        engine_args = EngineArgs(model=str(model[0]), **ENGINE)
-        try:
-            local.start(cluster_args, server_args, engine_args)
-            yield Cluster(port)
-        finally:
-            serve.shutdown()
-            ray.shutdown()
-        assert set(Path.home().glob(".ray/*")) == before, "Ray has left something in the home"
-        wait_until(lambda: not descendants(os.getpid()), "no process is left", 30)
+        local.start(ClusterArgs(replicas=2), server_args, EngineArgs(model=str(model[0]), **ENGINE))
+        yield Cluster(port)
+    assert set(Path.home().glob(".ray/*")) == before, "Ray has left something in the home"
+    wait_until(lambda: descendants(os.getpid()) <= processes, "no process is left", 30)
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +72,11 @@ def long_prompt(name):
 
 def test_tokens_equal_transformers_streamed_and_whole(cluster, model):
     for prompt in ("Hi", "The quick brown fox", long_prompt("same")):
-        expected = byte_tokenizer().decode(reference_tokens(model[1], list(prompt.encode()), 40))
-        whole = cluster.complete(prompt=prompt, max_tokens=40, ignore_eos=True).json()
-        chunks = bodies(cluster.complete(prompt=prompt, max_tokens=40, ignore_eos=True, stream=True))
-        assert whole["choices"][0]["text"] == expected
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+        expected = reference_tokens(model[1], list(prompt.encode()), 40)
+        body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+        assert cluster.complete(**body).json()["choices"][0]["token_ids"] == expected
+        chunks = bodies(cluster.complete(**body, stream=True))
+        assert [token_id for chunk in chunks for token_id in chunk["choices"][0]["token_ids"]] == expected
 
 
 def test_events_come_one_by_one_as_they_are_made(cluster):

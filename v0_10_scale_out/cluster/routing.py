@@ -49,10 +49,14 @@ class Route:
 
 @dataclass(slots=True)
 class Replica:
-    """What is known of one: the blocks that it should hold, the least recently used first, and what runs there."""
+    """What is known of one: the blocks that it should hold, the least recently used first, and what runs there.
+
+    `last_start` is the number of the request that it was given last, 0 before there was one.
+    """
 
     held: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     running: set[str] = field(default_factory=set)
+    last_start: int = 0
 
     @property
     def load(self) -> int:
@@ -104,6 +108,7 @@ class Policy:
         self.routing, self.threshold, self.min_share, self.max_blocks = routing, threshold, min_share, max_blocks
         self.replicas: dict[str, Replica] = {}
         self._places: dict[str, str] = {}  # of each request that runs: its replica
+        self._num_starts = 0
         self._random = random.Random(seed)
 
     def update(self, names: Collection[str]) -> None:
@@ -140,9 +145,11 @@ class Policy:
         """A request goes to this replica; the same one may be sent again, elsewhere."""
         self.end(request_id)
         if replica in self.replicas:
-            self._places[request_id] = replica
-            self.replicas[replica].running.add(request_id)
-            self.replicas[replica].hold(key, self.max_blocks)
+            self._num_starts += 1
+            self._places[request_id], state = replica, self.replicas[replica]
+            state.last_start = self._num_starts
+            state.running.add(request_id)
+            state.hold(key, self.max_blocks)
 
     def end(self, request_id: str, replica: str | None = None) -> None:
         """It runs no more (on this replica, where one is given), for whatever reason; an unknown one is no error."""
@@ -162,5 +169,5 @@ class Policy:
         return self._least_busy(replicas, self._random.sample(list(replicas), min(2, len(replicas))))
 
     def _least_busy(self, replicas: dict[str, Replica], names: Iterable[str]) -> str:
-        """At a tie the one that holds less, so that new prompts spread while nothing runs; then by lot."""
-        return min(names, key=lambda name: (replicas[name].load, len(replicas[name].held), self._random.random()))
+        """At a tie the one that has waited longest: prompts spread while nothing runs, too. Then by lot."""
+        return min(names, key=lambda name: (replicas[name].load, replicas[name].last_start, self._random.random()))
