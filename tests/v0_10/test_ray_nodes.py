@@ -53,7 +53,7 @@ def test_a_lost_node_costs_what_ran_there_and_the_other_serves_on(nodes, tiny):
         for thread in threads:
             thread.start()
         wait_until(lambda: statuses[200] >= 20, "the load runs")
-        nodes.remove_node(nodes.worker_nodes[0] if hasattr(nodes, "worker_nodes") else nodes.list_all_nodes()[1], False)
+        nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
         lost = time.monotonic()
         at_the_loss = statuses[200]
         wait_until(lambda: statuses[200] >= at_the_loss + 40, "the other one serves", 60)

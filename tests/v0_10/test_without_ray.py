@@ -36,11 +36,7 @@ def test_ingress_and_replica_load_no_ray(module):
 @pytest.fixture
 def without_ray(tmp_path):
     """An environment in which Ray is not installed."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nclass No:\n    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] == 'ray':\n            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, No())\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {"PYTHONPATH": path}
 

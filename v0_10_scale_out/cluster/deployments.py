@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -123,7 +124,9 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=server_args.shutdown_timeout,
         logging_config=quiet,
-        ray_actor_options={"num_cpus": 0},  # by Ray's count; one core is busy with the events of many streams
+        # It takes no core, by Ray's count, though the events of many streams keep one busy. It stands on the head, with
+        # which a cluster stands and falls anyway: no other node that is lost takes it along.
+        ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
     )
     # Read here, where the files and the variables are the operator's.
     template, keys = server_args.read_chat_template(), api_keys(server_args)
@@ -153,7 +156,9 @@ class Reached:
         try:
             async for messages in answer:
                 yield messages
-        except RayActorError as error:
+        except RayTaskError:  # of the app itself
+            raise
+        except (RayError, RayServeException) as error:
             raise ReplicaLostError(str(error).partition("\n")[0]) from None
         finally:
             answer.cancel()

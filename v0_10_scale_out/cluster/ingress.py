@@ -14,7 +14,7 @@ much of a body is read. Knows no Ray: `Replicas` is what it asks of it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -111,8 +111,7 @@ class Ingress:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
-        if scope["type"] == "http":
-            scope.setdefault("state", {})
+        scope.setdefault("state", {})
         status = 499
 
         async def send_on(message: Message) -> None:
@@ -223,6 +222,7 @@ class Ingress:
                     await out.fail(error)
                     return
                 self._retried.inc()
+                route.avoid = route.choice.replica if route.choice is not None else None
             except TimeoutError:
                 await out.fail(UnavailableError(f"No replica has taken the request within {seconds:g} seconds."))
                 return
@@ -244,7 +244,7 @@ class Ingress:
             return _refusal(UnavailableError("No replica is there."))
         _, status, headers, content = next((answer for answer in answers if answer[1] >= 400), answers[0])
         response = Response(content, status)
-        response.raw_headers = headers
+        response.raw_headers = _without_origin(headers)
         return response
 
     async def _metrics(self, scope: Scope) -> Response:
@@ -281,9 +281,7 @@ class _Outgoing:
     async def send(self, message: Message) -> None:
         """A message of a replica's app."""
         if message["type"] == "http.response.start":
-            # The ingress, which knows about origins, says it itself.
-            headers = [(name, value) for name, value in message["headers"] if name != b"vary" or value != b"Origin"]
-            self._head = {**message, "headers": headers}
+            self._head = {**message, "headers": _without_origin(message["headers"])}
             if _is_stream(message) and not self._is_stream:
                 self._is_stream = True
                 await self._send(self._head)
@@ -314,6 +312,11 @@ class _Outgoing:
         self.has_begun = True
         event = f"data: {body}\n\ndata: [DONE]\n\n"
         await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+
+
+def _without_origin(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without what the ingress, which knows about origins, says itself."""
+    return [(name, value) for name, value in headers if (name, value) != (b"vary", b"Origin")]
 
 
 def _is_stream(head: Message) -> bool:

@@ -95,14 +95,15 @@ def start(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
             # By Ray's count; more replicas than cores share them.
             "num_cpus": max(os.cpu_count() or 1, cluster_args.most_replicas * cluster_args.replica_cpus),
             "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
         } | init
     else:
         init = {"address": cluster_args.ray_address} | init
     if not ray.is_initialized():
-        ray.init(include_dashboard=False, logging_level=logging.WARNING, **init)
+        ray.init(logging_level=logging.WARNING, **init)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray_serve.start(
-        proxy_location="HeadOnly" if cluster_args.ray_address is None else "EveryNode",
+        proxy_location="HeadOnly",  # a cluster behind a load balancer has one on every node: `serve_config.yaml`
         http_options={
             "host": server_args.host,
             "port": server_args.port,

@@ -38,10 +38,14 @@ class Choice:
 
 @dataclass(slots=True)
 class Route:
-    """What goes with a request on its way: the key to choose by, and then the choice."""
+    """What goes with a request on its way: the key to choose by, and then the choice.
+
+    `avoid` is a replica that was lost with it, and that the router may not yet know to be.
+    """
 
     key: Key = ()
     choice: Choice | None = None
+    avoid: str | None = None
 
     def __reduce__(self) -> tuple[type["Route"], tuple[()]]:
         return Route, ()  # a replica that is sent one needs nothing of it, and a long prompt's key is 32 KiB
