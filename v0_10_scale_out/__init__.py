@@ -1,4 +1,4 @@
-"""v0.8: what happens in the engine, told as events and shown as it happens."""
+"""v0.10: many replicas of the server on Ray Serve, each with a cache of its own, and a router that knows them."""
 
 from typing import TYPE_CHECKING, Any
 
