@@ -54,13 +54,8 @@ class PagedKVCache(KVCache):
         for table in block_tables:
             begins.append(len(flat))
             flat.extend(table)
-        tables = np.frombuffer(flat, dtype=np.int32)
-        of_request = np.array([begins, query_lens, context_lens])  # [3, R]
-        begin, _, position, _ = _spread(of_request, 1)
-        slots = tables[begin + position // self.block_size] * np.int64(self.block_size) + position % self.block_size
-        begin, num_queries, position, token = _spread(of_request, self._most_queries)
-        items = np.stack([begin, token, num_queries, position], axis=1).astype(np.int32)
-        self.tables, self.slot_mapping, self.items = map(torch.from_numpy, (tables, slots, items))
+        items = _items(np.array([begins, query_lens, context_lens], dtype=np.int32), self._most_queries)
+        self.tables, self.items = torch.from_numpy(np.frombuffer(flat, dtype=np.int32)), torch.from_numpy(items)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store this step's keys and values in their slots, then attend, each request to all of its own.
@@ -75,9 +70,10 @@ class PagedKVCache(KVCache):
             `[T, num_heads, head_dim]`.
         """
         keys, values = self._layers[layer]
-        self.kernels.store(k, v, self.slot_mapping, keys, values, self.block_size)
+        tables, items = self.tables, self.items
+        self.kernels.store(k, v, keys, values, tables, items, self.block_size)
         return self.kernels.attention(
-            q, keys, values, self.tables, self.items, self._most_queries, self._num_kv_heads, self.block_size
+            q, keys, values, tables, items, self._most_queries, self._num_kv_heads, self.block_size
         )
 
     def read(self, layer: int, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -88,7 +84,7 @@ class PagedKVCache(KVCache):
         return keys.flatten(0, 1), values.flatten(0, 1)
 
 
-def _spread(of_request: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _items(of_request: np.ndarray, most: int) -> np.ndarray:
     """Cut each request's new tokens into runs of at most `most`.
 
     Args:
@@ -96,13 +92,16 @@ def _spread(of_request: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, 
         most: tokens of a run.
 
     Returns:
-        Of each run: where its request's table begins, how many tokens it has, the position and the packed place of the
-        first.
+        `[I, 4]`, as `Kernels.attention` wants them.
     """
-    query_lens = of_request[1]
+    begins, query_lens, context_lens = of_request
     num_runs = -(-query_lens // most)
     owner = np.repeat(np.arange(len(num_runs)), num_runs)
     first = (np.arange(len(owner)) - (num_runs.cumsum() - num_runs)[owner]) * most  # within the request's new tokens
-    begins, lens, contexts = of_request[:, owner]
-    token = (query_lens.cumsum() - query_lens)[owner] + first
-    return begins, np.minimum(lens - first, most), contexts - lens + first, token
+    lens = query_lens[owner]
+    items = np.empty((len(owner), 4), dtype=np.int32)
+    items[:, 0] = begins[owner]
+    items[:, 1] = (query_lens.cumsum() - query_lens)[owner] + first
+    items[:, 2] = np.minimum(lens - first, most)
+    items[:, 3] = context_lens[owner] - lens + first
+    return items

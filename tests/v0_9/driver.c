@@ -9,7 +9,8 @@ void product(const float *, long, long, const void *, int, const float *, float 
 void rms_norm(const float *, long, long, const float *, float, float *);
 void rotate(float *, long, long, long, long, const float *, const float *);
 void silu_mul(const float *, long, long, float *);
-void store(const float *, long, const float *, long, long, const int64_t *, float *, float *, long, long, long);
+void store(const float *, long, const float *, long, const int32_t *, const int32_t *, long, float *, float *, long, long,
+           long);
 int attention(const float *, long, const float *, const float *, const int32_t *, const int32_t *, long, long, long,
                long, long, long, float *);
 
@@ -48,17 +49,12 @@ static void attend(long context, long queries, long heads, long kv_heads, long d
     float *qkv = floats(queries * stride), *out = floats(queries * heads * dim);
     float *keys = floats(blocks * kv_heads * size * dim), *values = floats(blocks * kv_heads * size * dim);
     int32_t *table = malloc(blocks * sizeof *table), item[4] = {0, 0, (int32_t)queries, (int32_t)(context - queries)};
-    int64_t *slots = malloc(queries * sizeof *slots);
     for (long b = 0; b < blocks; b++) table[b] = (int32_t)(blocks - 1 - b);
-    for (long i = 0; i < queries; i++) {
-        long position = context - queries + i;
-        slots[i] = table[position / size] * size + position % size;
-    }
-    store(qkv + heads * dim, stride, qkv + (heads + kv_heads) * dim, stride, queries, slots, keys, values, kv_heads, dim,
+    store(qkv + heads * dim, stride, qkv + (heads + kv_heads) * dim, stride, table, item, 1, keys, values, kv_heads, dim,
           size);
     if (attention(qkv, stride, keys, values, table, item, 1, queries, heads, kv_heads, dim, size, out))
         exit(1);
-    free(qkv), free(out), free(keys), free(values), free(table), free(slots);
+    free(qkv), free(out), free(keys), free(values), free(table);
 }
 
 int main(void) {

@@ -160,18 +160,21 @@ int attention(const float *q, long q_stride, const float *keys, const float *val
     return no_memory;
 }
 
-/* Put new keys and values into their slots (block * block_size + offset); k and v are [num_rows][num_kv_heads][head_dim]
+/* Put new keys and values into their blocks, item by item (see `attention`); k and v are [tokens][num_kv_heads][head_dim],
    with so many floats from token to token. */
-void store(const float *k, long k_stride, const float *v, long v_stride, long num_rows, const int64_t *slots,
-           float *keys, float *values, long num_kv_heads, long head_dim, long block_size) {
-#pragma omp parallel for if (num_rows >= 64)
-    for (long r = 0; r < num_rows; r++) {
-        long block = slots[r] / block_size, offset = slots[r] % block_size;
-        for (long h = 0; h < num_kv_heads; h++) {
-            long base = (block * num_kv_heads + h) * block_size * head_dim;
-            const float *key = k + r * k_stride + h * head_dim;
-            for (long d = 0; d < head_dim; d++) keys[base + d * block_size + offset] = key[d];
-            memcpy(values + base + offset * head_dim, v + r * v_stride + h * head_dim, head_dim * sizeof(float));
+void store(const float *k, long k_stride, const float *v, long v_stride, const int32_t *tables, const int32_t *items,
+           long num_items, float *keys, float *values, long num_kv_heads, long head_dim, long block_size) {
+#pragma omp parallel for if (num_items >= 64)
+    for (long i = 0; i < num_items; i++) {
+        const int32_t *table = tables + items[4 * i];
+        for (long n = 0; n < items[4 * i + 2]; n++) {
+            long token = items[4 * i + 1] + n, position = items[4 * i + 3] + n, offset = position % block_size;
+            for (long h = 0; h < num_kv_heads; h++) {
+                long base = (table[position / block_size] * num_kv_heads + h) * block_size * head_dim;
+                const float *key = k + token * k_stride + h * head_dim;
+                for (long d = 0; d < head_dim; d++) keys[base + d * block_size + offset] = key[d];
+                memcpy(values + base + offset * head_dim, v + token * v_stride + h * head_dim, head_dim * sizeof(float));
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 """The kernels as functions of tensors. C checks nothing, so types, shapes and strides are checked here.
 
-What the numbers in block tables, slots and items say is up to the caller.
+What the numbers in block tables and items say is up to the caller.
 
 All take and return float32 tensors on the CPU. A row of a tensor may be longer than what is used of it (its stride is
 passed on), its last dimension lies side by side.
@@ -28,7 +28,7 @@ _PROTOTYPES: dict[str, list[type]] = {
     "rotate": [c_void_p, c_long, c_long, c_long, c_long, c_void_p, c_void_p],
     "silu_mul": [c_void_p, c_long, c_long, c_void_p],
     "attention": [c_void_p, c_long, *[c_void_p] * 4, *[c_long] * 6, c_void_p],
-    "store": [c_void_p, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long],
+    "store": [c_void_p, c_long, c_void_p, c_long, *[c_void_p] * 2, c_long, *[c_void_p] * 2, *[c_long] * 3],
     "use_threads": [c_int],
 }
 WRONG = "a tensor is not what the kernel takes"
@@ -142,21 +142,21 @@ class Kernels:
         self._c.silu_mul(gate_up.data_ptr(), num_rows, width, out.data_ptr())
         return out
 
-    def store(self, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor, block_size: int) -> None:
-        """Put `k` and `v` `[T, num_kv_heads, head_dim]` into the slots `[T]` of one layer's `keys` and `values`."""
-        num_rows, num_heads, head_dim = k.shape
+    def store(
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, items: Tensor, block_size: int
+    ) -> None:
+        """Put `k` and `v`, `[T, num_kv_heads, head_dim]`, into the requests' blocks; for the others see `attention`."""
+        num_heads, head_dim = k.shape[1:]
         if not (
             k.dtype == v.dtype == torch.float32
             and k.shape == v.shape
             and k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
-            and slots.dtype == torch.int64
-            and slots.shape == (num_rows,)
-            and slots.is_contiguous()
+            and _are_places(tables, items)
             and _is_pool(keys, values, num_heads, block_size * head_dim)
         ):
             raise TypeError(WRONG)
         self._c.store(
-            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), num_rows, slots.data_ptr()),
+            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), tables.data_ptr(), items.data_ptr(), len(items)),
             *(keys.data_ptr(), values.data_ptr(), num_heads, head_dim, block_size),
         )
 
@@ -191,10 +191,7 @@ class Kernels:
         if not (
             q.dtype == torch.float32
             and q.stride()[1:] == (head_dim, 1)
-            and tables.dtype == items.dtype == torch.int32
-            and tables.is_contiguous()
-            and items.is_contiguous()
-            and items.shape[1] == 4
+            and _are_places(tables, items)
             and num_heads % num_kv_heads == 0
             and _is_pool(keys, values, num_kv_heads, block_size * head_dim)
         ):
@@ -213,6 +210,16 @@ class Kernels:
 def _empty(*shape: int) -> Tensor:
     """What C writes into, whatever PyTorch's defaults are in this process."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _are_places(tables: Tensor, items: Tensor) -> bool:
+    """Whether these have the form of a step's block tables and items."""
+    return (
+        tables.dtype == items.dtype == torch.int32
+        and tables.is_contiguous()
+        and items.is_contiguous()
+        and items.shape[1:] == (4,)
+    )
 
 
 def _is_pool(keys: Tensor, values: Tensor, num_kv_heads: int, floats_per_head: int) -> bool:

@@ -4,6 +4,7 @@
     attention    one layer: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
     rows         norm, rotation and gate of one layer, by rows: ours, and PyTorch's
     step         a whole step of decodes with the kernels, with 16-bit weights, and without
+    reading      a step of one request, and a sum over as many bytes as it has weights: how fast memory can be read
     around       the parts of a step with the kernels: what is not the model, too
     choosing     how long it takes to find out which product is the faster one
 
@@ -14,6 +15,7 @@ machine that does nothing else.
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +66,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "float16": {"kernels": "c", "weights_dtype": "float16"},
     "bfloat16": {"kernels": "c", "weights_dtype": "bfloat16"},
 }
-PARTS = ("product", "attention", "rows", "step", "around", "choosing")
+PARTS = ("product", "attention", "rows", "step", "reading", "around", "choosing")
 
 
 def main() -> None:
@@ -92,6 +94,7 @@ def main() -> None:
         "attention": lambda: attentions(kernels, config, args.repeats),
         "rows": lambda: rows(kernels, config, args.repeats),
         "step": lambda: steps(args.repeats),
+        "reading": lambda: reading(config, args.repeats),
         "around": lambda: around(args.repeats),
         "choosing": lambda: choosings(kernels, config, args.repeats),
     }
@@ -263,6 +266,31 @@ def _begin(engine: LLMEngine, num_requests: int, prompt_len: int, num_steps: int
 def _end(engine: LLMEngine, num_requests: int) -> None:
     for i in range(num_requests):
         engine.abort_request(str(i))
+
+
+def reading(config: ModelConfig, repeats: int) -> dict[str, Any]:
+    """For weights of 4 and of 2 bytes: how long the reading takes, and which share of a step that is."""
+    num_weights = config.num_layers * sum(map(math.prod, shapes(config))) + config.vocab_size * config.hidden_size
+    found = {}
+    for name, num_bytes in (("float32", 4), ("float16", 2)):
+        engine = LLMEngine(max_model_len=2048, enable_prefix_caching=False, **WAYS[name])
+        source = torch.rand(num_weights * num_bytes // 4)
+        _begin(engine, 1, 30, NUM_STEPS * (repeats + 1))
+        ways = {"reading": partial(_read, source), "step": partial(_step, engine)}
+        times = compared(ways, repeats, f"{source.nbytes / 1e6:.0f} MB and a step", NUM_STEPS)
+        rates = [source.nbytes / 1e6 / times["ms"]["reading"][end] for end in ("max", "median", "min")]
+        found[name] = {
+            "megabytes": source.nbytes / 1e6,
+            "gb_s": dict(zip(("min", "median", "max"), rates, strict=True)),
+            "ms": times["ms"],
+            "share": times["ratio"]["step"],
+        }
+    return found
+
+
+def _read(source: Tensor) -> None:
+    for _ in range(NUM_STEPS):
+        source.sum()
 
 
 def around(repeats: int) -> dict[str, Any]:
