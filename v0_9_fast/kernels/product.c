@@ -53,24 +53,23 @@ INLINE void all_panels(int stored, const float *x, long num_rows, long depth, co
     long num_panels = (width + PANEL - 1) / PANEL, panel_bytes = depth * PANEL * SIZE(stored);
     /* Few rows have few sums, and each waits for the one before: with two panels at once there are twice as many. */
     int wide = num_rows <= TILE_ROWS / 2;
-    long num_runs = wide ? omp_get_max_threads() : num_panels, num_blocks = (num_rows + ROWS - 1) / ROWS;
-#pragma omp parallel for schedule(dynamic)
-    for (long piece = 0; piece < num_blocks * num_runs; piece++) {
-        long row = piece / num_runs * ROWS, rows = num_rows - row < ROWS ? num_rows - row : ROWS;
-        long first_panel = num_panels * (piece % num_runs) / num_runs;
-        long end_panel = num_panels * (piece % num_runs + 1) / num_runs;
-        for (long p = first_panel; p < end_panel;) {
-            long both = wide && p + 1 < end_panel;
-            long left = width - p * PANEL, columns = (1 + both) * PANEL < left ? (1 + both) * PANEL : left;
-            const float *from = x + row * depth, *some_bias = bias ? bias + p * PANEL : NULL;
-            float *to = y + row * width + p * PANEL;
-            const char *panel = panels + p * panel_bytes;
-            if (both)
-                some_panels(4, stored, from, rows, depth, panel, some_bias, to, width, columns, add);
-            else
-                some_panels(2, stored, from, rows, depth, panel, some_bias, to, width, columns, add);
-            p += 1 + both;
-        }
+#pragma omp parallel
+    {
+        long num_threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        long first_panel = num_panels * thread / num_threads, end_panel = num_panels * (thread + 1) / num_threads;
+        for (long row = 0; row < num_rows; row += ROWS)
+            for (long p = first_panel; p < end_panel;) {
+                long rows = num_rows - row < ROWS ? num_rows - row : ROWS, both = wide && p + 1 < end_panel;
+                long left = width - p * PANEL, columns = (1 + both) * PANEL < left ? (1 + both) * PANEL : left;
+                const float *from = x + row * depth, *some_bias = bias ? bias + p * PANEL : NULL;
+                float *to = y + row * width + p * PANEL;
+                const char *panel = panels + p * panel_bytes;
+                if (both)
+                    some_panels(4, stored, from, rows, depth, panel, some_bias, to, width, columns, add);
+                else
+                    some_panels(2, stored, from, rows, depth, panel, some_bias, to, width, columns, add);
+                p += 1 + both;
+            }
     }
 }
 

@@ -13,7 +13,8 @@
 #ifdef _OPENMP
 #include <omp.h>
 #else
-static inline int omp_get_max_threads(void) { return 1; }
+static inline int omp_get_num_threads(void) { return 1; }
+static inline int omp_get_thread_num(void) { return 0; }
 static inline void omp_set_num_threads(int num_threads) { (void)num_threads; }
 #endif
 

@@ -3,7 +3,7 @@
     product      all products of the model's layers once, by rows: ours in three ways of storing weights, and oneDNN's
     attention    one layer: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
     rows         norm, rotation and gate of one layer, by rows: ours, and PyTorch's
-    step         a whole step of decodes with the kernels, with 16-bit weights, and without
+    step         a whole step of decodes: without kernels, with one kind after the other, with 16-bit weights
     reading      a step of one request, and a sum over as many bytes as it has weights: how fast memory can be read
     around       the parts of a step with the kernels: what is not the model, too
     choosing     how long it takes to find out which product is the faster one
@@ -62,6 +62,8 @@ STEPS = {"1": (1, 30), "8": (8, 30), "32": (32, 30), "16 at 1,000": (16, 1000)}
 NUM_STEPS = 8  # that are timed at once
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"kernels": "torch"},
+    "products": {"kernels": "c"},  # these alone, see `steps`
+    "rows": {"kernels": "c"},  # and norms, rotations and gates
     "float32": {"kernels": "c"},
     "float16": {"kernels": "c", "weights_dtype": "float16"},
     "bfloat16": {"kernels": "c", "weights_dtype": "bfloat16"},
@@ -227,11 +229,33 @@ def _rows(
         kernels.silu_mul(gate_up)
 
 
+class RowsByTorch:
+    """Kernels whose norms, rotations and gates are PyTorch's."""
+
+    def use_threads(self, num_threads: int) -> None:
+        """PyTorch has its own."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return llama.rms_norm(x, weight, eps)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        x.copy_(llama.apply_rope(x, cos[:, None], sin[:, None]))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+
 def steps(repeats: int) -> dict[str, Any]:
     """Milliseconds of a step of decodes, by the number of requests; their prompts are computed before."""
     engines = {
         name: LLMEngine(max_model_len=2048, enable_prefix_caching=False, **flags) for name, flags in WAYS.items()
     }
+    for name in ("products", "rows"):  # these gather
+        runner, pool = engines[name].model_runner, engines[name].model_runner.kv_cache
+        shape = (runner.model.config, engines[name].pool.num_blocks, pool.block_size)
+        runner.kv_cache = KVCache(*shape, torch.device("cpu"), torch.float32, pool.attention)
+    engines["products"].model.kernels = RowsByTorch()  # type: ignore[attr-defined]
     found = {}
     for name, (num_requests, prompt_len) in STEPS.items():
         for engine in engines.values():
