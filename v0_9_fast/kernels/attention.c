@@ -61,9 +61,10 @@ static void two_blocks(long rows, const float *queries, const float *keys, long 
 /* Turn one row's scores into weights, of which those from `visible` on are 0, and scale what the row has summed up. */
 static void soften(float *scores, long padded, long visible, float *most, float *total, float *sums, long head_dim) {
     for (long t = visible < 0 ? 0 : visible; t < padded; t++) scores[t] = -INFINITY;
+    vec maxima = (vec){0} + *most, weights = {0};
+    for (long t = 0; t < padded; t += LANES) maxima = larger(maxima, *(vec *)(scores + t));
     float largest = *most;
-    for (long t = 0; t < padded; t++) largest = scores[t] > largest ? scores[t] : largest;
-    vec weights = {0};
+    for (int lane = 0; lane < LANES; lane++) largest = maxima[lane] > largest ? maxima[lane] : largest;
     for (long t = 0; t < padded; t += LANES) {
         vec w = exp_vec(*(vec *)(scores + t) - largest);
         *(vec *)(scores + t) = w;
@@ -99,7 +100,8 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
         long num_keys = end - start < stretch ? end - start : stretch;
         const int32_t *blocks = table + start / size;
         long num_blocks = (num_keys + size - 1) / size;
-        int in_pairs = rows <= FEW && (size == PANEL || size == LANES);
+        long used = (num_keys + LANES - 1) / LANES * LANES;
+        int in_pairs = size == LANES || (size == PANEL && rows <= FEW);
         for (long b = 0; b < num_blocks;) {
             const float *keys = all_keys + blocks[b] * step;
             long next = b + 1 < num_blocks ? b + 1 : b, after = b + 2 < num_blocks ? b + 2 : b;
@@ -117,7 +119,7 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
            owner's, may be NaN: `soften` overwrites its score, and its value is never read. */
         for (long r = 0; r < rows; r++) {
             long visible = position + r / group + 1 - start;
-            soften(scores + r * padded, padded, visible < num_keys ? visible : num_keys, most + r, total + r,
+            soften(scores + r * padded, used, visible < num_keys ? visible : num_keys, most + r, total + r,
                    outputs + r * dim, dim);
         }
         for (long b = 0; b < num_blocks; b++) {

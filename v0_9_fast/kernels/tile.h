@@ -116,6 +116,11 @@ INLINE void tiles(long num_rows, int vectors, int side, int stored, const float 
     }
 }
 
+INLINE vec larger(vec a, vec b) {
+    ivec is_a = a > b;
+    return (vec)((is_a & (ivec)a) | (~is_a & (ivec)b));
+}
+
 /* exp of each lane, to 3 units in the last place: x = n ln 2 + r, exp(x) = 2^n exp(r), and a polynomial for exp(r)
    (Taylor's, of degree 6: |r| is at most ln 2 / 2). Below -87 it is 0, above 88 it stays there. */
 INLINE vec exp_vec(vec x) {
