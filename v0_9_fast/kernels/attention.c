@@ -30,16 +30,25 @@ struct step {
     long q_stride, num_heads, num_kv_heads, head_dim, block_size;
 };
 
-/* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. */
-static void multiply(long rows, const float *x, long x_stride, const float *w, long w_stride, long depth, float *y,
-                     long y_stride, long columns, int add, long ahead) {
+/* `side` vectors from `w` on, and others from `second` on, with what will be read next. */
+INLINE struct weights floats(const float *w, const float *second, const float *next, const float *second_next,
+                             long stride) {
+    return (struct weights){(const char *)w, (const char *)second, (const char *)next, (const char *)second_next, stride};
+}
+
+/* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. `next` is the w of the
+   call that follows. */
+static void multiply(long rows, const float *x, long x_stride, const float *w, const float *next, long w_stride,
+                     long depth, float *y, long y_stride, long columns, int add) {
     long c = 0;
-    for (; rows <= FEW && c + 2 * PANEL <= columns; c += 2 * PANEL)
-        tiles(rows, 4, 2, FLOAT32, x, x_stride, w + c, w_stride, PANEL, depth, y + c, y_stride, add, ahead);
+    for (; rows <= FEW && c + 2 * PANEL <= columns; c += 2 * PANEL) {
+        struct weights two = floats(w + c, w + c + PANEL, next + c, next + c + PANEL, w_stride);
+        tiles(rows, 4, 2, FLOAT32, x, x_stride, two, depth, y + c, y_stride, add);
+    }
     for (; c + PANEL <= columns; c += PANEL)
-        tiles(rows, 2, 2, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, ahead);
+        tiles(rows, 2, 2, FLOAT32, x, x_stride, floats(w + c, NULL, next + c, NULL, w_stride), depth, y + c, y_stride, add);
     for (; c + LANES <= columns; c += LANES)
-        tiles(rows, 1, 1, FLOAT32, x, x_stride, w + c, w_stride, 0, depth, y + c, y_stride, add, ahead);
+        tiles(rows, 1, 1, FLOAT32, x, x_stride, floats(w + c, NULL, next + c, NULL, w_stride), depth, y + c, y_stride, add);
     for (; c < columns; c++)
         for (long r = 0; r < rows; r++) {
             float sum = add ? y[r * y_stride + c] : 0.0f;
@@ -48,14 +57,12 @@ static void multiply(long rows, const float *x, long x_stride, const float *w, l
         }
 }
 
-/* The scores of few rows with two blocks at once, `second` floats apart: else there are too few sums, and each waits for
-   the one before. */
-static void two_blocks(long rows, const float *queries, const float *keys, long second, long size, long dim,
-                       float *scores, long stride, long ahead) {
-    if (size == PANEL)
-        tiles(rows, 4, 2, FLOAT32, queries, dim, keys, size, second, dim, scores, stride, 0, ahead);
+/* The scores with two blocks at once: with one there are too few sums, and each waits for the one before. */
+static void two_blocks(long rows, const float *queries, struct weights keys, long dim, float *scores, long stride) {
+    if (keys.stride == PANEL)
+        tiles(rows, 4, 2, FLOAT32, queries, dim, keys, dim, scores, stride, 0);
     else
-        tiles(rows, 2, 1, FLOAT32, queries, dim, keys, size, second, dim, scores, stride, 0, ahead);
+        tiles(rows, 2, 1, FLOAT32, queries, dim, keys, dim, scores, stride, 0);
 }
 
 /* Turn one row's scores into weights, of which those from `visible` on are 0, and scale what the row has summed up. */
@@ -103,15 +110,13 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
         long used = (num_keys + LANES - 1) / LANES * LANES;
         int in_pairs = size == LANES || (size == PANEL && rows <= FEW);
         for (long b = 0; b < num_blocks;) {
-            const float *keys = all_keys + blocks[b] * step;
-            long next = b + 1 < num_blocks ? b + 1 : b, after = b + 2 < num_blocks ? b + 2 : b;
-            if (in_pairs && next > b) {
-                two_blocks(rows, queries, keys, (blocks[next] - blocks[b]) * step, size, dim, scores + b * size, padded,
-                           (blocks[after] - blocks[b]) * step * 4);
+            const float *keys = all_keys + blocks[b] * step, *after[3];  /* the blocks behind it, or the last one */
+            for (long i = 0; i < 3; i++) after[i] = all_keys + blocks[b + i + 1 < num_blocks ? b + i + 1 : num_blocks - 1] * step;
+            if (in_pairs && b + 1 < num_blocks) {
+                two_blocks(rows, queries, floats(keys, after[0], after[1], after[2], size), dim, scores + b * size, padded);
                 b += 2;
             } else {
-                multiply(rows, queries, dim, keys, size, dim, scores + b * size, padded, size, 0,
-                         (blocks[next] - blocks[b]) * step * 4);
+                multiply(rows, queries, dim, keys, after[0], size, dim, scores + b * size, padded, size, 0);
                 b += 1;
             }
         }
@@ -124,9 +129,9 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
         }
         for (long b = 0; b < num_blocks; b++) {
             long filled = num_keys - b * size < size ? num_keys - b * size : size;
-            long next = b + 1 < num_blocks ? b + 1 : b;
-            multiply(rows, scores + b * size, padded, all_values + blocks[b] * step, dim, filled, outputs, dim, dim, 1,
-                     (blocks[next] - blocks[b]) * step * 4);
+            const float *values = all_values + blocks[b] * step;
+            const float *next = all_values + blocks[b + 1 < num_blocks ? b + 1 : b] * step;
+            multiply(rows, scores + b * size, padded, values, next, dim, filled, outputs, dim, dim, 1);
         }
     }
     for (long r = 0; r < rows; r++) {

@@ -31,17 +31,18 @@ INLINE void some_panels(int vectors, int stored, const float *x, long num_rows, 
                 target[r * stride + c] = (add ? y[r * width + c] : 0.0f) + (bias ? bias[c] : 0.0f);
     for (long k = 0; k < depth; k += DEPTH) {
         long deep = depth - k < DEPTH ? depth - k : DEPTH;
-        const char *block = panel + k * PANEL * SIZE(stored);
+        const char *block = panel + k * PANEL * SIZE(stored), *second = block + depth * PANEL * SIZE(stored);
         if (stored == FLOAT32 || num_rows <= 2 * TILE_ROWS) {
-            tiles(num_rows, vectors, 2, stored, x + k, depth, block, PANEL, depth * PANEL, deep, target, stride,
-                  started || k > 0, AHEAD);
+            struct weights w = {block, second, block + AHEAD, second + AHEAD, PANEL};
+            tiles(num_rows, vectors, 2, stored, x + k, depth, w, deep, target, stride, started || k > 0);
         } else {
             float wide[DEPTH * PANEL];
             for (long i = 0; i < deep * PANEL; i += LANES) {
                 *(vec *)(wide + i) = load(block, i, stored);
                 __builtin_prefetch(block + i * SIZE(stored) + AHEAD);
             }
-            tiles(num_rows, 2, 2, FLOAT32, x + k, depth, wide, PANEL, 0, deep, target, stride, started || k > 0, 0);
+            struct weights w = {.first = (const char *)wide, .stride = PANEL};
+            tiles(num_rows, 2, 2, FLOAT32, x + k, depth, w, deep, target, stride, started || k > 0);
         }
     }
     if (columns != whole)

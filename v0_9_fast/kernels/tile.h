@@ -57,12 +57,17 @@ INLINE vec load(const void *w, long i, int stored) {
 #endif
 }
 
-/* y (+)= x · w for `rows` rows and `vectors` vectors of columns. `side` vectors of weights lie side by side, and the
-   others `second` weights further on. While it multiplies, it asks for the memory `ahead` bytes behind what it reads, if
-   that is not 0. With constants for `rows`, `vectors`, `side` and `stored`, as below, the compiler writes the inner loops
-   out, and `sum` never sees memory. */
-INLINE void tile(int rows, int vectors, int side, int stored, const float *x, long x_stride, const void *w, long w_stride,
-                 long second, long depth, float *y, long y_stride, int add, long ahead) {
+/* Where the weights of a tile lie: `side` vectors of them side by side, and as many again elsewhere. `next` and
+   `second_next` are what will be read soon after each, and memory is asked for it along the way; or NULL. */
+struct weights {
+    const char *first, *second, *next, *second_next;
+    long stride;  /* weights from one `k` to the next */
+};
+
+/* y (+)= x · w for `rows` rows and `vectors` vectors of columns. With constants for `rows`, `vectors`, `side` and
+   `stored`, as below, the compiler writes the inner loops out, and `sum` never sees memory. */
+INLINE void tile(int rows, int vectors, int side, int stored, const float *x, long x_stride, struct weights w,
+                 long depth, float *y, long y_stride, int add) {
     vec sum[TILE_ROWS][4];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -72,8 +77,13 @@ INLINE void tile(int rows, int vectors, int side, int stored, const float *x, lo
         vec weights[4];
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            weights[v] = load(w, k * w_stride + (v / side) * second + (v % side) * LANES, stored);
-        if (ahead) __builtin_prefetch((const char *)w + k * w_stride * SIZE(stored) + ahead);
+            weights[v] = load(v < side ? w.first : w.second, k * w.stride + (v % side) * LANES, stored);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {  /* each line of 64 bytes once */
+            const char *next = v < side ? w.next : w.second_next;
+            if (next && (v % side) * LANES * SIZE(stored) % 64 == 0)
+                __builtin_prefetch(next + (k * w.stride + (v % side) * LANES) * SIZE(stored));
+        }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             float one = x[r * x_stride + k];
@@ -93,8 +103,8 @@ INLINE void tile(int rows, int vectors, int side, int stored, const float *x, lo
 
 /* Any number of rows, in tiles of as equal a height as can be: 8 rows are 4 and 4, since a tile of 2 would load each
    weight for little. Each height is a tile of its own to the compiler. */
-INLINE void tiles(long num_rows, int vectors, int side, int stored, const float *x, long x_stride, const void *w,
-                  long w_stride, long second, long depth, float *y, long y_stride, int add, long ahead) {
+INLINE void tiles(long num_rows, int vectors, int side, int stored, const float *x, long x_stride, struct weights w,
+                  long depth, float *y, long y_stride, int add) {
     long most = vectors > 2 ? TILE_ROWS / 2 : TILE_ROWS, num_tiles = (num_rows + most - 1) / most;
     for (long t = 0; t < num_tiles; t++) {
         long first = num_rows * t / num_tiles, end = num_rows * (t + 1) / num_tiles;
@@ -103,9 +113,7 @@ INLINE void tiles(long num_rows, int vectors, int side, int stored, const float 
         switch (end - first) {
 #define HEIGHT(n) \
             case n: \
-                if (n <= most) \
-                    tile(n, vectors, side, stored, from, x_stride, w, w_stride, second, depth, to, y_stride, add, \
-                         ahead); \
+                if (n <= most) tile(n, vectors, side, stored, from, x_stride, w, depth, to, y_stride, add); \
                 break;
             HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4) HEIGHT(5) HEIGHT(6)
 #if TILE_ROWS > 6
