@@ -33,7 +33,7 @@ struct step {
 /* `side` vectors from `w` on, and others from `second` on, with what will be read next. */
 INLINE struct weights floats(const float *w, const float *second, const float *next, const float *second_next,
                              long stride) {
-    return (struct weights){(const char *)w, (const char *)second, (const char *)next, (const char *)second_next, stride};
+    return (struct weights){(const char *)w, (const char *)second, (const char *)next, (const char *)second_next, stride, 4 * stride};
 }
 
 /* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. `next` is the w of the

@@ -33,15 +33,14 @@ INLINE void some_panels(int vectors, int stored, const float *x, long num_rows, 
         long deep = depth - k < DEPTH ? depth - k : DEPTH;
         const char *block = panel + k * PANEL * SIZE(stored), *second = block + depth * PANEL * SIZE(stored);
         if (stored == FLOAT32 || num_rows <= 2 * TILE_ROWS) {
-            struct weights w = {block, second, block + AHEAD, second + AHEAD, PANEL};
+            struct weights w = {block, second, block + AHEAD, second + AHEAD, PANEL, PANEL * SIZE(stored)};
             tiles(num_rows, vectors, 2, stored, x + k, depth, w, deep, target, stride, started || k > 0);
         } else {
             float wide[DEPTH * PANEL];
             for (long i = 0; i < deep * PANEL; i += LANES) {
                 *(vec *)(wide + i) = load(block, i, stored);
-                __builtin_prefetch(block + i * SIZE(stored) + AHEAD);
             }
-            struct weights w = {.first = (const char *)wide, .stride = PANEL};
+            struct weights w = {(const char *)wide, NULL, block + AHEAD, NULL, PANEL, PANEL * SIZE(stored)};
             tiles(num_rows, 2, 2, FLOAT32, x + k, depth, w, deep, target, stride, started || k > 0);
         }
     }

@@ -61,7 +61,7 @@ INLINE vec load(const void *w, long i, int stored) {
    `second_next` are what will be read soon after each, and memory is asked for it along the way; or NULL. */
 struct weights {
     const char *first, *second, *next, *second_next;
-    long stride;  /* weights from one `k` to the next */
+    long stride, next_bytes;  /* weights, and bytes of `next`, from one `k` to the next */
 };
 
 /* y (+)= x · w for `rows` rows and `vectors` vectors of columns. With constants for `rows`, `vectors`, `side` and
@@ -82,7 +82,7 @@ INLINE void tile(int rows, int vectors, int side, int stored, const float *x, lo
         for (int v = 0; v < vectors; v++) {  /* each line of 64 bytes once */
             const char *next = v < side ? w.next : w.second_next;
             if (next && (v % side) * LANES * SIZE(stored) % 64 == 0)
-                __builtin_prefetch(next + (k * w.stride + (v % side) * LANES) * SIZE(stored));
+                __builtin_prefetch(next + k * w.next_bytes + (v % side) * LANES * SIZE(stored));
         }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
