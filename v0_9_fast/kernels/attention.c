@@ -19,7 +19,7 @@
 
 #include "tile.h"
 
-#define STRETCH 128  /* keys, at least one block */
+#define STRETCH 256  /* keys at once, at least one block */
 #define FEW (TILE_ROWS / 2)  /* rows: the heads of a group in a decode, mostly */
 
 /* What all items share. */
@@ -38,7 +38,7 @@ INLINE struct weights floats(const float *w, const float *second, const float *n
 
 /* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. `next` is the w of the
    call that follows. */
-static void multiply(long rows, const float *x, long x_stride, const float *w, const float *next, long w_stride,
+INLINE void multiply(long rows, const float *x, long x_stride, const float *w, const float *next, long w_stride,
                      long depth, float *y, long y_stride, long columns, int add) {
     long c = 0;
     for (; rows <= FEW && c + 2 * PANEL <= columns; c += 2 * PANEL) {
@@ -58,15 +58,16 @@ static void multiply(long rows, const float *x, long x_stride, const float *w, c
 }
 
 /* The scores with two blocks at once: with one there are too few sums, and each waits for the one before. */
-static void two_blocks(long rows, const float *queries, struct weights keys, long dim, float *scores, long stride) {
+INLINE void two_blocks(long rows, const float *queries, struct weights keys, long dim, float *scores, long stride) {
     if (keys.stride == PANEL)
         tiles(rows, 4, 2, FLOAT32, queries, dim, keys, dim, scores, stride, 0);
     else
         tiles(rows, 2, 1, FLOAT32, queries, dim, keys, dim, scores, stride, 0);
 }
 
-/* Turn one row's scores into weights, of which those from `visible` on are 0, and scale what the row has summed up. */
-static void soften(float *scores, long padded, long visible, float *most, float *total, float *sums, long head_dim) {
+/* Turn one row's scores into weights, of which those from `visible` on are 0, and scale what the row has summed up.
+   `total` is the sum of its weights, lane by lane. */
+static void soften(float *scores, long padded, long visible, float *most, vec *total, float *sums, long head_dim) {
     for (long t = visible < 0 ? 0 : visible; t < padded; t++) scores[t] = -INFINITY;
     vec maxima = (vec){0} + *most, weights = {0};
     for (long t = 0; t < padded; t += LANES) maxima = larger(maxima, *(vec *)(scores + t));
@@ -77,28 +78,27 @@ static void soften(float *scores, long padded, long visible, float *most, float 
         *(vec *)(scores + t) = w;
         weights += w;
     }
-    float weight = 0.0f;
-    for (int lane = 0; lane < LANES; lane++) weight += weights[lane];
     float scale = largest > *most ? expf(*most - largest) : 1.0f;
     if (scale != 1.0f)
         for (long d = 0; d < head_dim; d++) sums[d] *= scale;
-    *total = *total * scale + weight;
+    *total = *total * scale + weights;
     *most = largest;
 }
 
 /* Queries `first_token` .. of one request, at `position` .. of it, through the heads that share `kv_head`. `room` has
-   place for the rows' queries, outputs, scores, maxima and totals. */
-static void attend(const struct step *s, const int32_t *table, long first_token, long num_queries, long position,
-                   long kv_head, float *room) {
-    long group = s->num_heads / s->num_kv_heads, rows = num_queries * group, dim = s->head_dim, size = s->block_size;
-    long stretch = size > STRETCH ? size : STRETCH / size * size, padded = (stretch + LANES - 1) / LANES * LANES;
+   place for the rows' queries, outputs, scores (`padded` of each), maxima and totals. */
+INLINE void attend(const struct step *s, long dim, long padded, const int32_t *table, long first_token, long num_queries,
+                   long position, long kv_head, float *room) {
+    long group = s->num_heads / s->num_kv_heads, rows = num_queries * group, size = s->block_size;
+    long stretch = size > STRETCH ? size : STRETCH / size * size;
     float *queries = room, *outputs = queries + rows * dim, *scores = outputs + rows * dim;
-    float *most = scores + rows * padded, *total = most + rows;
+    float *most = scores + rows * padded;
+    vec *total = (vec *)(most + rows);
     float scale = 1.0f / sqrtf((float)dim);
     for (long r = 0; r < rows; r++) {
         const float *q = s->q + (first_token + r / group) * s->q_stride + (kv_head * group + r % group) * dim;
         for (long d = 0; d < dim; d++) queries[r * dim + d] = q[d] * scale, outputs[r * dim + d] = 0.0f;
-        most[r] = -INFINITY, total[r] = 0.0f;
+        most[r] = -INFINITY, total[r] = (vec){0};
     }
     long end = position + num_queries;  /* keys that the last query sees */
     long step = s->num_kv_heads * size * dim;  /* floats from block to block */
@@ -110,13 +110,14 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
         long used = (num_keys + LANES - 1) / LANES * LANES;
         int in_pairs = size == LANES || (size == PANEL && rows <= FEW);
         for (long b = 0; b < num_blocks;) {
-            const float *keys = all_keys + blocks[b] * step, *after[3];  /* the blocks behind it, or the last one */
-            for (long i = 0; i < 3; i++) after[i] = all_keys + blocks[b + i + 1 < num_blocks ? b + i + 1 : num_blocks - 1] * step;
+            const float *keys[4];  /* of this block and those behind it, or of the last one */
+            for (long i = 0; i < 4; i++) keys[i] = all_keys + blocks[b + i < num_blocks ? b + i : num_blocks - 1] * step;
+            float *columns = scores + b * size;
             if (in_pairs && b + 1 < num_blocks) {
-                two_blocks(rows, queries, floats(keys, after[0], after[1], after[2], size), dim, scores + b * size, padded);
+                two_blocks(rows, queries, floats(keys[0], keys[1], keys[2], keys[3], size), dim, columns, padded);
                 b += 2;
             } else {
-                multiply(rows, queries, dim, keys, after[0], size, dim, scores + b * size, padded, size, 0);
+                multiply(rows, queries, dim, keys[0], keys[1], size, dim, columns, padded, size, 0);
                 b += 1;
             }
         }
@@ -136,30 +137,41 @@ static void attend(const struct step *s, const int32_t *table, long first_token,
     }
     for (long r = 0; r < rows; r++) {
         float *out = s->out + ((first_token + r / group) * s->num_heads + kv_head * group + r % group) * dim;
-        float share = 1.0f / total[r];
+        float sum = 0.0f;
+        for (int lane = 0; lane < LANES; lane++) sum += total[r][lane];
+        float share = 1.0f / sum;
         for (long d = 0; d < dim; d++) out[d] = outputs[r * dim + d] * share;
     }
 }
 
 /* Items are four numbers each: where its request's blocks begin in `tables`, its first query's token, how many queries,
-   the first one's position. They are taken from the last to the first, since callers put the long ones at the end. Returns whether
-   there was too little memory. */
+   the first one's position. They are taken from the last to the first, since callers put the long ones at the end.
+   Returns whether there was too little memory. */
 int attention(const float *q, long q_stride, const float *keys, const float *values, const int32_t *tables,
                const int32_t *items, long num_items, long most_queries, long num_heads, long num_kv_heads,
                long head_dim, long block_size, float *out) {
     struct step step = {q, keys, values, out, q_stride, num_heads, num_kv_heads, head_dim, block_size};
     long rows = most_queries * (num_heads / num_kv_heads);
-    long padded = (block_size > STRETCH ? block_size : STRETCH) + LANES;
+    long padded = block_size > STRETCH ? (block_size + LANES - 1) / LANES * LANES : STRETCH;
     long num_pieces = num_items * num_kv_heads;
     int no_memory = 0;
 #pragma omp parallel if (num_pieces > 1) reduction(| : no_memory)
     {
-        float *room = malloc(rows * (2 * head_dim + padded + 2) * sizeof(float));
+        float *room = malloc(rows * (2 * head_dim + padded + 1 + LANES) * sizeof(float));
         /* One KV head after the other: requests that share a prefix find it in the cache. */
 #pragma omp for schedule(dynamic)
         for (long piece = num_pieces - 1; piece >= 0; piece--) {
             const int32_t *item = items + 4 * (piece % num_items);
-            if (room) attend(&step, tables + item[0], item[1], item[2], item[3], piece / num_items, room);
+            const int32_t *table = tables + item[0];
+            long kv_head = piece / num_items;
+            if (!room) continue;
+            /* With constants for the usual sizes, a tile knows where its rows lie: a row needs no pointer of its own. */
+            if (head_dim == 64 && padded == STRETCH)
+                attend(&step, 64, STRETCH, table, item[1], item[2], item[3], kv_head, room);
+            else if (head_dim == 128 && padded == STRETCH)
+                attend(&step, 128, STRETCH, table, item[1], item[2], item[3], kv_head, room);
+            else
+                attend(&step, head_dim, padded, table, item[1], item[2], item[3], kv_head, room);
         }
         no_memory |= room == NULL;
         free(room);

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from filelock import FileLock
@@ -87,13 +88,12 @@ def _sources(pattern: str) -> list[Path]:
 
 def _compile(compiler: str, flags: tuple[str, ...], openmp: str | None, file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        objects = []
-        for source in _sources("*.c"):
-            objects.append(str(Path(folder, source.name).with_suffix(".o")))
-            _run([compiler, *flags, "-c", str(source), "-o", objects[-1]])
+        objects = {source: str(Path(folder, source.name).with_suffix(".o")) for source in _sources("*.c")}
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda source: _run([compiler, *flags, "-c", str(source), "-o", objects[source]]), objects))
         made = Path(folder, file.name)
         # Without -fopenmp here, which would bring the compiler's own runtime along.
-        _run([compiler, "-shared", "-o", str(made), *objects, *([openmp] if openmp else []), "-lm"])
+        _run([compiler, "-shared", "-o", str(made), *objects.values(), *([openmp] if openmp else []), "-lm"])
         made.replace(file)
 
 
