@@ -56,6 +56,11 @@ class Server(Child):
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100  # user and system, in hundredths of a second
 
+    def loop_seconds(self) -> float:
+        """The event loop's part of it: it runs in the first thread."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
     def close(self) -> None:
         """End it by SIGTERM: it does not read its input."""
         self._signal(signal.SIGCONT)
@@ -88,21 +93,22 @@ def measure(folder: Path, repeats: int) -> dict[str, Any]:
     offline = Child("LLM.generate", [sys.executable, "-c", OFFLINE, MILESTONE, str(folder)])
     client = Child("client", [sys.executable, "-m", f"{__package__}.over_http", "--client", str(port)])
     rates: dict[str, list[float]] = {"http": [], "generate": []}
-    cpu: dict[str, list[float]] = {"server": [], "client": []}
+    cpu: dict[str, list[float]] = {"server": [], "event_loop": [], "client": []}
     num_tokens = NUM_REQUESTS * NUM_TOKENS
     try:
         for repeat in range(repeats + 1):
             print(f"round {repeat} of {repeats} ...", file=sys.stderr, flush=True)
             question = [_prompts(repeat), NUM_TOKENS]
             with server:
-                before = server.cpu_seconds()
+                before, loop_before = server.cpu_seconds(), server.loop_seconds()
                 seconds, its_cpu = client.ask(question)
-                used = server.cpu_seconds() - before
+                used, used_by_loop = server.cpu_seconds() - before, server.loop_seconds() - loop_before
             offline_seconds = offline.ask(question)
             if repeat:
                 rates["http"].append(num_tokens / seconds)
                 rates["generate"].append(num_tokens / offline_seconds)
                 cpu["server"].append(used / seconds)
+                cpu["event_loop"].append(used_by_loop / seconds)
                 cpu["client"].append(its_cpu / seconds)
     finally:
         for process in (server, offline, client):
