@@ -67,7 +67,7 @@ class Profiler:
                 (runner, "run", INPUTS),
                 (runner.kv_cache, "begin_step", INPUTS),
                 (engine.model, "forward", ELEMENTWISE),
-                (llama, "linear", LINEAR),
+                *self._products(),
                 (runner.kv_cache, "attend", ATTENTION),
                 (sys.modules[type(runner).__module__], "sample", SAMPLING),
                 (engine.output_processor, "process", TEXT),
@@ -89,6 +89,11 @@ class Profiler:
             "ms_per_step": sum(self.parts.values()) * 1e3 / num,
             "parts_ms": {part: seconds * 1e3 / num for part, seconds in self.parts.items()},
         }
+
+    def _products(self) -> list[tuple[Any, str, str]]:
+        """Who multiplies with matrices: PyTorch, and from v0.9 on the kernels in C, where the model has them."""
+        kernels = getattr(self.engine.model, "kernels", None)
+        return [(llama, "linear", LINEAR), *([] if kernels is None else [(kernels, "product", LINEAR)])]
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put a wrapped function in the place of `owner.name`, until this profiler is left."""
