@@ -157,10 +157,14 @@ def _load_real() -> "Reference":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    from tests.kit.peak_memory import give_back_memory
+
     result = yield
     if _has_real(item) and not _has_real(nextitem):
         _load_real.cache_clear()
         gc.collect()  # transformers' models refer to themselves
+    if _has_real(item) or nextitem is None or nextitem.path != item.path:
+        give_back_memory()
     return result
 
 
@@ -171,7 +175,7 @@ class Reference:
         from tests.kit.models import reference_tokens
 
         self.folder, self.hf = folder, hf
-        self.llms: dict[str, Any] = {}  # of the milestones, see `load`
+        self.llms: dict[str, Any] = {}  # of a milestone, see `load`
         self._tokens = functools.cache(lambda prompt, num: reference_tokens(hf, list(prompt), num))
 
     @functools.cached_property
@@ -203,10 +207,11 @@ def script_llm(milestone: ModuleType) -> Callable[..., Any]:
 
 @pytest.fixture
 def load(milestone: ModuleType) -> Callable[[Reference], Any]:
-    """`load(tiny)`: the milestone's `LLM` on that model, made once a run."""
+    """`load(tiny)`: the milestone's `LLM` on that model, made once for tests that follow each other."""
 
     def build(model: Reference) -> Any:
         if milestone.__name__ not in model.llms:
+            model.llms.clear()  # each has a pool, and tests come milestone by milestone
             model.llms[milestone.__name__] = milestone.LLM(**model.ready)
         return model.llms[milestone.__name__]
 
