@@ -44,6 +44,8 @@ settings.load_profile("repository")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
 # One thread in the processes that tests start, too, and none of them says how busy this machine is.
 os.environ["OMP_NUM_THREADS"] = "1"
+# oneDNN keeps the code that it has made for each size of product, of which tests have many: up to 1,024 otherwise.
+os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "32"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
