@@ -64,22 +64,27 @@ notebooks: $(VENV)/.docs ## Make the .ipynb files in build/notebooks
 	@echo "Open them in VS Code, or: $(BIN)/pip install jupyterlab, then $(BIN)/jupyter lab build/notebooks"
 
 bench: $(VENV)/.bench ## Compare the milestones and transformers, and say where a step's time goes (some minutes)
-	$(BIN)/python -m v0_5_bench compare --engines v0_5 v0_1 v0_2 v0_3 transformers --repeats 1 --no-occupancy \
+	$(BIN)/python -m v0_5_bench compare --engines v0_9 v0_5 v0_1 v0_2 v0_3 transformers --repeats 1 --no-occupancy \
 		--workloads decode_1 decode_8 decode_32 prefill_2000 --out build/bench/comparison.json
 	$(BIN)/python -m v0_5_bench attribute --only steps machine --repeats 1 --out build/bench/attribution.json
 	$(BIN)/python -m v0_5_bench report --results build/bench --print comparison steps
 
-bench-vllm: $(VENV)/.bench $(VLLM_VENV)/.done $(LLAMA_VENV)/.done ## All of it, beside vLLM and llama.cpp (over an hour; installs both)
+bench-vllm: $(VENV)/.bench $(VLLM_VENV)/.done $(LLAMA_VENV)/.done ## All of it, beside vLLM and llama.cpp (well over an hour; installs both)
 	$(BIN)/python -m v0_5_bench compare --engines v0_5 vllm transformers transformers-continuous llama.cpp \
 		--vllm-venv $(VLLM_VENV) --llama-venv $(LLAMA_VENV) --out build/bench-vllm/comparison.json
-	$(BIN)/python -m v0_5_bench compare --engines v0_1 v0_2 v0_3 v0_4 v0_5 v0_6 v0_7 --no-occupancy --out build/bench-vllm/progression.json
+	$(BIN)/python -m v0_5_bench compare --engines v0_1 v0_2 v0_3 v0_4 v0_5 v0_6 v0_7 v0_8 v0_9 --no-occupancy \
+		--out build/bench-vllm/progression.json
 	$(BIN)/python -m v0_5_bench compare --engines v0_5 vllm vllm-in-process --vllm-venv $(VLLM_VENV) --no-occupancy --repeats 5 \
 		--workloads decode_1 decode_8 decode_32 --out build/bench-vllm/processes.json
 	$(BIN)/python -m v0_5_bench compare --engines v0_6 vllm vllm-in-process --vllm-venv $(VLLM_VENV) \
 		--workloads shared_prefix shared_prefix_cold --out build/bench-vllm/shared_prefix.json
+	$(BIN)/python -m v0_5_bench compare --engines v0_9 vllm vllm-in-process llama.cpp --no-occupancy \
+		--vllm-venv $(VLLM_VENV) --llama-venv $(LLAMA_VENV) --out build/bench-vllm/fast/comparison.json
+	$(BIN)/python -m v0_5_bench compare --engines v0_9-float16 llama.cpp-float16 --no-occupancy \
+		--llama-venv $(LLAMA_VENV) --out build/bench-vllm/fast/float16.json
 	$(BIN)/python -m v0_5_bench attribute --vllm-venv $(VLLM_VENV) --out build/bench-vllm/attribution.json
 	$(BIN)/python -m v0_5_bench crosscheck --vllm-venv $(VLLM_VENV) --out build/bench-vllm/crosscheck.json
-	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression processes shared-prefix steps http operators experiments roofline crosscheck
+	$(BIN)/python -m v0_5_bench report --results build/bench-vllm --print comparison first-brief progression processes shared-prefix steps http operators experiments roofline roofline-fast crosscheck
 
 recording: $(VENV)/.demo ## Record the demo of README anew: docs/img/demo.cast and demo.gif
 	$(PIP) -e '.[recording]'

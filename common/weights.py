@@ -92,7 +92,6 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
     _check_names(folder, set(files), set(shapes), config)
     plan = fusion_plan(config)
     weights: dict[str, Tensor] = {}
-    shards = _open_all(set(files.values()))
     for name, sources in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None, delay=1.0):
         rows = sum(shapes[source][0] for source in sources)
         try:
@@ -102,6 +101,8 @@ def load_weights(folder: Path, config: ModelConfig, device: torch.device, dtype:
                 f"{folder} does not fit into what is free of the memory on {device}: choose a smaller model, or a "
                 "smaller dtype."
             ) from None
+        # Opened for this tensor only: what was read of a mapping stays resident until it ends, a second copy of it all.
+        shards = _open_all({files[source] for source in sources})
         start = 0
         for source in sources:
             tensor = shards[files[source]].get_tensor(source)  # memory-mapped: no copy of its own

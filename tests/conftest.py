@@ -44,6 +44,8 @@ settings.load_profile("repository")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
 # One thread in the processes that tests start, too, and none of them says how busy this machine is.
 os.environ["OMP_NUM_THREADS"] = "1"
+# oneDNN keeps the code that it has made for each size of product, of which tests have many: up to 1,024 otherwise.
+os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "32"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -157,10 +159,14 @@ def _load_real() -> "Reference":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    from tests.kit.peak_memory import give_back_memory
+
     result = yield
     if _has_real(item) and not _has_real(nextitem):
         _load_real.cache_clear()
         gc.collect()  # transformers' models refer to themselves
+    if _has_real(item) or nextitem is None or nextitem.path != item.path:
+        give_back_memory()
     return result
 
 
@@ -171,7 +177,7 @@ class Reference:
         from tests.kit.models import reference_tokens
 
         self.folder, self.hf = folder, hf
-        self.llms: dict[str, Any] = {}  # of the milestones, see `load`
+        self.llms: dict[str, Any] = {}  # of a milestone, see `load`
         self._tokens = functools.cache(lambda prompt, num: reference_tokens(hf, list(prompt), num))
 
     @functools.cached_property
@@ -203,10 +209,11 @@ def script_llm(milestone: ModuleType) -> Callable[..., Any]:
 
 @pytest.fixture
 def load(milestone: ModuleType) -> Callable[[Reference], Any]:
-    """`load(tiny)`: the milestone's `LLM` on that model, made once a run."""
+    """`load(tiny)`: the milestone's `LLM` on that model, made once for tests that follow each other."""
 
     def build(model: Reference) -> Any:
         if milestone.__name__ not in model.llms:
+            model.llms.clear()  # each has a pool, and tests come milestone by milestone
             model.llms[milestone.__name__] = milestone.LLM(**model.ready)
         return model.llms[milestone.__name__]
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.cache_directory import cache_directory
 from common.errors import ModelError
-from common.gguf.file import cache_directory
 from common.llama import linear, pack
 
 from .kernels.bindings import Kernels

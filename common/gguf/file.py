@@ -19,6 +19,7 @@ import numpy.typing as npt
 from filelock import FileLock
 from safetensors import SafetensorError
 
+from common.cache_directory import cache_directory
 from common.errors import ModelError
 from common.gguf.config import Metadata, Target, build_config, check_supported, tensor_targets
 
@@ -103,20 +104,6 @@ def _digest(gguf_file: Path) -> str:
     except OSError as error:
         raise ModelError(f"{gguf_file} cannot be read ({error.strerror}): check its path and permissions.") from error
     return digest.hexdigest()[:12]
-
-
-def cache_directory() -> Path:
-    """`$MINI_VLLM_CACHE`, `$XDG_CACHE_HOME/mini-vllm` or `~/.cache/mini-vllm`, whether it is there or not.
-
-    Raises:
-        ModelError: there is no home directory to have a cache in.
-    """
-    # Set to nothing is the same as not set, as the XDG specification has it.
-    own, shared = os.environ.get("MINI_VLLM_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    try:
-        return Path(own).expanduser() if own else Path(shared or "~/.cache").expanduser() / "mini-vllm"
-    except RuntimeError as error:  # a user without a home directory, as in some containers
-        raise ModelError(f"There is no cache directory ({error}): set MINI_VLLM_CACHE to one.") from error
 
 
 def _convert_atomically(gguf_file: Path, folder: Path) -> None:

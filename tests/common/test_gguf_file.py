@@ -574,17 +574,6 @@ def test_a_cache_that_cannot_be_written_asks_for_another(
         cached_folder(tiny_file)
 
 
-def test_thecache_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("MINI_VLLM_CACHE", "")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert gguf_file.cache_directory() == tmp_path / ".cache/mini-vllm"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert gguf_file.cache_directory() == tmp_path / "xdg/mini-vllm"
-    monkeypatch.setenv("MINI_VLLM_CACHE", "~/own")
-    assert gguf_file.cache_directory() == tmp_path / "own"
-
-
 # --- tokenizers ----------------------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ PAGES = [
 OPENING = re.compile(r"(?P<indent> *)`{3,} *(?P<language>\w*)(?:.*title=\"(?P<title>[^\"]+)\")?")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*\Z")
 SERVER = "v0_4_http"  # its module runs until a signal comes, like those of
-SERVERS = (SERVER, "v0_6_prefix_cache", "v0_7_speculative", "v0_8_visualizer", "websockets")
+SERVERS = (SERVER, "v0_6_prefix_cache", "v0_7_speculative", "v0_8_visualizer", "v0_9_fast", "websockets")
 HARMLESS = ("echo", "source")  # which change nothing that anybody would look at
 COPIED = ("common", "tests", "tools", "v0_*", "pyproject.toml")  # what an exercise needs
 

@@ -4,6 +4,7 @@ That is the most that was resident at once. With pytest-xdist the peaks of all w
 them are added, as if they had come together. Processes that tests start are not in it.
 """
 
+import ctypes
 import re
 import resource
 import sys
@@ -23,6 +24,16 @@ def peak_bytes() -> int:
     else:
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return own + sum(_of_workers)
+
+
+def give_back_memory() -> None:
+    """Give what this process has freed back to the system: glibc keeps hundreds of megabytes of matrices otherwise.
+
+    Other C libraries are left to themselves.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @pytest.hookimpl(optionalhook=True)

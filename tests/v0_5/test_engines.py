@@ -73,6 +73,24 @@ def test_operators_are_split_into_classes_that_add_up(places):
     assert classes["attention and its memory"] > 0
 
 
+def test_kernels_in_c_are_operators_under_our_profiler(places):
+    from v0_9_fast.kernels import bindings
+
+    if isinstance(bindings.load(), str):
+        pytest.skip(f"no kernels here: {bindings.load()}")
+    job = {"do": "operators", "prompts": PROMPTS, "output_lens": [11, 11, 11]}
+    with peers.Engine("v0_9", peers.describe("v0_9", places, linear_backend="c")) as engine:
+        unseen = engine.ask(job)
+        seen = engine.ask(job | {"profiler": "v0_5_bench.harness.explain.profiler"})
+        again = engine.ask(job)
+    for answer in (unseen, again):  # the engine is as it was
+        assert not any("kernels" in name for name in answer["largest"])
+        assert answer["classes_ms"]["linear layers"] == 0
+    assert {"kernels::product", "kernels::attention"} <= set(seen["largest"])
+    assert seen["classes_ms"]["linear layers"] > 0
+    assert seen["classes_ms"]["attention and its memory"] > 0
+
+
 def test_occupancy_is_sampled_while_requests_wait(places):
     with peers.Engine("v0_5", peers.describe("v0_5", places, num_blocks=4, block_size=4)) as engine:
         answer = engine.ask({"do": "occupancy", "prompts": PROMPTS * 3, "output_lens": [4] * 9})
@@ -139,6 +157,10 @@ def test_a_milestone_with_a_prefix_cache_is_compared_without_it_unless_prefixes_
         ("vllm::unified_attention_with_output", "attention and its memory"),
         ("vllm::unified_kv_cache_update", "attention and its memory"),
         ("aten::index_select", "attention and its memory"),
+        ("kernels::product", "linear layers"),
+        ("kernels::attention", "attention and its memory"),
+        ("kernels::store", "attention and its memory"),
+        ("kernels::rms_norm", REST),
         ("aten::mul", REST),
         ("## Call CompiledFxGraph None ##", REST),
         (OUTSIDE, OUTSIDE),

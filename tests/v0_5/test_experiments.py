@@ -12,6 +12,7 @@ from v0_5_bench.harness.compare.compare import Workload
 from v0_5_bench.harness.explain import attribute, experiments
 from v0_5_bench.harness.explain.experiments import Experiments, interrupt, serve
 from v0_5_bench.harness.load import workloads
+from v0_5_bench.harness.report import tables
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +122,13 @@ def test_operators_are_measured_by_load_and_class(tiny, monkeypatch):
     assert set(found) == {"2", "prefill_2000"}
     assert (found["2"]["num_steps"], found["prefill_2000"]["num_steps"]) == (3, 0)
     assert found["prefill_2000"]["ms"]["linear layers"]["median"] > 0
+
+
+def test_operators_of_another_milestone_alone_are_a_table(tiny, monkeypatch):
+    monkeypatch.setattr(attribute, "OPERATOR_PREFILL", 40)
+    monkeypatch.setattr(attribute, "NUM_STEPS", 1)
+    operators = attribute.measure_operators(peers.Places(tiny.folder), 1, "v0_9")
+    assert list(operators["engines"]) == ["v0_9"]
+    rows = tables.render("operators", {"attribution": {"operators": operators}}).split("\n")[2:]
+    whose = [row.split("|")[1].strip() for row in rows]
+    assert whose == ["1 request: ours", "8 requests: ours", "32 requests: ours", "prefill of 2,000: ours"]

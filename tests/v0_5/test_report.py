@@ -110,6 +110,70 @@ def test_the_roof_is_that_of_the_workloads_rounds_else_of_every_time_that_it_was
     assert roofline.roofs(found, ["w"]) == ((400.0, 60.0), (400.0, 60.0))
 
 
+def test_matrices_of_16_bits_are_half_the_bytes_and_the_kv_stays_float32():
+    found = roof(10.0, 1.0)
+    seconds = {"v0_9": {"median": 2e-9}, "v0_9-float16": {"median": 1e-9}}
+    found["comparison"]["workloads"] = {"w": ENTRY | {"seconds": seconds}}
+    wide, narrow = (roofline.roofline_point(found, engine, "w") for engine in seconds)
+    matrices, kv = 2 * (5 + 7), 2 * 11 * (3 + 4)
+    assert narrow["intensity"] / wide["intensity"] == pytest.approx((4 * matrices + 4 * kv) / (2 * matrices + 4 * kv))
+    assert narrow["gflop_s"] == pytest.approx(2 * wide["gflop_s"])
+    assert narrow["low"] == pytest.approx(10.0 * narrow["intensity"])
+
+
+def test_v0_9_stands_under_the_roof_of_its_own_rounds_with_matrices_in_float32_and_in_float16():
+    machine = {"read_gb_s": {"median": 10.0}, "float32_tflop_s": {"median": 1.0}}
+    found = roof(1e6, 1e6)
+
+    def compared(engine, workloads):
+        entry = ENTRY | {"seconds": {engine: {"median": 1e-9}}, "machine": machine}
+        return {"engines": {engine: {}}, "workloads": dict.fromkeys(workloads, entry)}
+
+    found["fast"] = compared("v0_9", tables.WORKLOADS)
+    found["fast_float16"] = compared("v0_9-float16", ["decode_1", "prefill_2000"])
+    lines = tables.render("roofline-fast", found).split("\n")
+    assert "it reads 10 GB/s and multiplies float32 matrices at 1,000 GFLOP/s" in lines[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
+    assert [row[0] for row in rows] == [
+        "mini-vLLM v0.9",
+        "*what the roof allows*",
+        "mini-vLLM v0.9, weights in 16 bits",
+        "*what the roof allows, matrices in float16*",
+    ]
+    assert [[bool(cell) for cell in row[1:]] for row in rows] == [[True] * 5] * 2 + [
+        [True, False, False, True, False]
+    ] * 2
+    point = roofline.roofline_point(found, "v0_9", "decode_1", "fast")
+    assert rows[0][1] == f"{point['gflop_s']:,.0f} ({point['gflop_s'] / point['low']:.0%})"
+    assert rows[1][1] == f"{point['low']:,.0f}"
+
+
+def test_results_of_v0_9_lie_in_a_folder_of_their_own(tmp_path):
+    (tmp_path / "fast").mkdir()
+    for name in ("comparison", "fast/comparison", "fast/float16"):
+        (tmp_path / f"{name}.json").write_text(f'{{"is": "{name}"}}')
+    found = {name: entry["is"] for name, entry in report.load(tmp_path).items()}
+    assert found == {"comparison": "comparison", "fast": "fast/comparison", "fast_float16": "fast/float16"}
+    assert next(iter(report.load(report.RESULTS)["fast"]["engines"])) == "v0_9"
+
+
+def test_the_progression_takes_every_milestone():
+    pytest.importorskip("matplotlib")
+    from v0_5_bench.harness.compare.peers import MILESTONES
+    from v0_5_bench.harness.report import plots
+
+    names = list(MILESTONES)
+    rates = {name: spread_of(float(number)) for number, name in enumerate(names, 1)}
+    workloads = {"decode_8": {"tokens_per_s": rates, "seconds": rates}, "prefill_2000": {"seconds": rates}}
+    found = {"progression": {"engines": {name: {} for name in names}, "workloads": workloads}}
+    upper, lower = plots.progression(found).axes
+    for axes in (upper, lower):
+        assert [label.get_text() for label in axes.get_xticklabels()] == [f"v0.{number}" for number in range(1, 10)]
+        assert list(axes.lines[0].get_ydata()) == [float(number) for number in range(1, 10)]
+    rows = tables.render("progression", found).split("\n")[2:]
+    assert rows[-1] == "| mini-vLLM v0.9 | 9.0&nbsp;tok/s | 9.00&nbsp;s |"
+
+
 def test_the_limits_of_an_a10_are_those_of_reading_all_matrices_and_of_multiplying_by_them():
     limits = roofline.a10_limits()
     layers = 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336)

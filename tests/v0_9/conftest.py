@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.peak_memory import give_back_memory
 from v0_9_fast import loader
 from v0_9_fast.engine_args import EngineArgs
 from v0_9_fast.kernels import bindings
@@ -25,6 +26,7 @@ def on_kernels(reference: Any) -> Any:
     reference.__dict__.pop("ready", None)
     reference.llms.clear()
     gc.collect()
+    give_back_memory()
     own = copy.copy(reference)
     own.llms = {}
     args = EngineArgs() if isinstance(bindings.load(), str) else EngineArgs(linear_backend="c")  # to be repeatable

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from common.cache_directory import cache_directory
 from common.errors import ModelError
-from common.gguf.file import cache_directory
 
 logger = logging.getLogger(__name__)
 

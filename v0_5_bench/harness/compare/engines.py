@@ -23,6 +23,8 @@ OPERATOR_CLASSES = {
         "cpu_attn",
         "unified_attention",
         "unified_kv_cache",
+        "kernels::attention",
+        "kernels::store",
         "reshape_and_cache",
         "bmm",
         "softmax",
@@ -31,7 +33,7 @@ OPERATOR_CLASSES = {
         "tril",  # the mask of a chunk
         "where",
     ),
-    "linear layers": ("linear", "onednn_mm", "aten::mm", "aten::addmm"),
+    "linear layers": ("linear", "onednn_mm", "aten::mm", "aten::addmm", "kernels::product"),
 }
 REST, OUTSIDE = "other operators", "outside of operators"
 
@@ -124,19 +126,25 @@ class LanguageModel:
                 samples.append([num_tokens, (num_blocks - num_free) * block_size, num_blocks * block_size])
         return {"samples": samples, "block_size": block_size, "num_blocks": num_blocks}
 
-    def operators(self, prompts: list[list[int]], output_lens: list[int]) -> Answer:
+    def operators(self, prompts: list[list[int]], output_lens: list[int], profiler: str | None = None) -> Answer:
         """What PyTorch's profiler saw: ms by class of operator of a decode step, or, where there is none, of a prefill.
 
         Decodes are what an answer takes beyond its first token: the same prompts are answered twice, once with one
-        token each, and the difference is shared by the steps between. `step_ms` is taken without the profiler.
+        token each, and the difference is shared by the steps between. `step_ms` is taken without the profiler. With our
+        own `profiler` (the module that holds it), kernels in C are operators, too.
         """
         import torch
 
+        module = None if profiler is None else importlib.import_module(profiler)
         num_steps = max(output_lens) - 1
         seconds, tables = [], []
         for lens in [[1] * len(prompts), output_lens] if num_steps else [output_lens]:
             seconds.append(self.generate(prompts, lens)["seconds"])
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with contextlib.ExitStack() as stack:
+                if module is not None:
+                    stack.enter_context(module.kernels_as_operators(self.llm.engine))
+                activities = [torch.profiler.ProfilerActivity.CPU]
+                profile = stack.enter_context(torch.profiler.profile(activities=activities))
                 start = time.perf_counter()
                 self.generate(prompts, lens)
                 times = {OUTSIDE: time.perf_counter() - start}

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", help="what --model of the engine takes (default: the default model)")
     parser.add_argument("--vllm-venv", type=Path, help="a virtual environment with the real vLLM, for its operators")
+    parser.add_argument("--operators-of", default="v0_5", metavar="ENGINE", help="v0_3 or later (default: v0_5)")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
 
 
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     places = find_places(args.model, args.vllm_venv, None)
     if args.vllm_venv is not None:
         peers.describe("vllm", places)  # what is missing is said before anything is measured
+    peers.describe(args.operators_of, places)
     folder = places.folder
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.only and args.out.exists() else {}
     made = recipe(
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         "http": lambda: measure_http(folder, args.repeats),
         "experiments": lambda: measure_experiments(folder, args.repeats, names),
         "prefix_caching": lambda: measure_prefix_caching(folder, args.repeats),
-        "operators": lambda: measure_operators(places, args.repeats),
+        "operators": lambda: measure_operators(places, args.repeats, args.operators_of),
         "machine": lambda: measure_machine(folder, args.repeats),
     }
     for name in args.only or measurements:
@@ -234,9 +236,9 @@ def measure_prefix_caching(folder: Path, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
+def measure_operators(places: peers.Places, repeats: int, ours: str = "v0_5") -> dict[str, Any]:
     """By class of operator, ms of a decode step and of a prefill: ours, and vLLM's within one process, in turns."""
-    names = ["v0_5", *(["vllm-in-process"] if places.vllm_venv else [])]
+    names = [ours, *(["vllm-in-process"] if places.vllm_venv else [])]
     results: dict[str, Any] = {name: {} for name in names}
     with contextlib.ExitStack() as stack:
         engines = {name: stack.enter_context(peers.Engine(name, peers.describe(name, places))) for name in names}
@@ -249,7 +251,7 @@ def measure_operators(places: peers.Places, repeats: int) -> dict[str, Any]:
                 prompts = random_ids(num, input_len, repeat)
                 job = {"do": "operators", "prompts": prompts, "output_lens": [output_len] * num}
                 for name in names if repeat % 2 else reversed(names):
-                    answer = engines[name].ask(job)
+                    answer = engines[name].ask(job | ({"profiler": PROFILER} if name == ours else {}))
                     answers[name] += [answer] if repeat else []
             for name, found in answers.items():
                 results[name][label] = {

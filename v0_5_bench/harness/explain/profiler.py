@@ -8,10 +8,11 @@ On a GPU, clocks would see only how long work is queued; there each clock waits 
 slower than it is. For a look inside, a trace for https://ui.perfetto.dev is written by PyTorch's own profiler.
 """
 
+import inspect
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ class Profiler:
                 (runner, "run", INPUTS),
                 (runner.kv_cache, "begin_step", INPUTS),
                 (engine.model, "forward", ELEMENTWISE),
-                (llama, "linear", LINEAR),
+                *self._products(),
                 (runner.kv_cache, "attend", ATTENTION),
                 (sys.modules[type(runner).__module__], "sample", SAMPLING),
                 (engine.output_processor, "process", TEXT),
@@ -89,6 +90,11 @@ class Profiler:
             "ms_per_step": sum(self.parts.values()) * 1e3 / num,
             "parts_ms": {part: seconds * 1e3 / num for part, seconds in self.parts.items()},
         }
+
+    def _products(self) -> list[tuple[Any, str, str]]:
+        """Who multiplies with matrices: PyTorch, and from v0.9 on the kernels in C, where the model has them."""
+        kernels = getattr(self.engine.model, "kernels", None)
+        return [(llama, "linear", LINEAR), *([] if kernels is None else [(kernels, "product", LINEAR)])]
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put a wrapped function in the place of `owner.name`, until this profiler is left."""
@@ -148,6 +154,29 @@ class Profiler:
             trace, self._trace = self._trace, None
             trace.__exit__(None, None, None)
             trace.export_chrome_trace(self.trace_file)
+
+
+@contextmanager
+def kernels_as_operators(engine: "LLMEngine") -> Iterator[None]:
+    """Let PyTorch's profiler see the kernels in C that v0.9 calls, as `kernels::product` and the like.
+
+    They are no operators of PyTorch: it would count their time as spent outside of all operators.
+    """
+    kernels = getattr(engine.model, "kernels", None)
+
+    def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch.profiler.record_function(f"kernels::{name}"):
+                return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as undo:
+        for name, _ in inspect.getmembers(type(kernels), inspect.isfunction):
+            if not name.startswith("_"):
+                setattr(kernels, name, named(name, getattr(kernels, name)))
+                undo.callback(delattr, kernels, name)
+        yield
 
 
 def _after_the_card() -> float:

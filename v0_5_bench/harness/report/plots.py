@@ -6,8 +6,8 @@ They are as wide as a phone's screen, so that their letters are not shrunk there
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .roofline import Results, roofline_point, roofs
-from .tables import WORKLOADS, label
+from .roofline import WEIGHT_BYTES, Results, roofline_point, roofs
+from .tables import FAST, WORKLOADS, label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,10 +16,14 @@ GREY = "#808080"
 WIDTH = 5.0  # inches: 360 points, and a phone's screen has about as many pixels
 COLOURS = {
     "v0_5": "#d9480f",
+    "v0_9": "#d9480f",
+    "v0_9-float16": "#d9480f",
     "vllm": "#1c7ed6",
+    "vllm-in-process": "#74b3ec",
     "transformers": "#f59f00",
     "transformers-continuous": "#e8b75a",
     "llama.cpp": "#37963c",
+    "llama.cpp-float16": "#37963c",
 }
 PART_COLOURS = ("#1c7ed6", "#d9480f", "#37963c", "#f59f00", "#9c36b5", "#0c8599", "#e64980", "#868e96", "#adb5bd")
 STYLE: Any = {
@@ -177,13 +181,24 @@ def experiments(results: Results) -> "Figure":
 
 
 def roofline(results: Results) -> "Figure":
-    """The roof of the machine, and every engine on every workload under it; both axes are logarithmic.
+    """The roof of the machine, and every engine on every workload under it."""
+    return _under_the_roof(results, ["comparison"])
+
+
+def roofline_fast(results: Results) -> "Figure":
+    """The same for v0.9 and its peers, with matrices in float32 and, further to the right, in float16."""
+    return _under_the_roof(results, list(FAST))
+
+
+def _under_the_roof(results: Results, comparisons: list[str]) -> "Figure":
+    """All engines of these comparisons; both axes are logarithmic.
 
     The roof is a band, from the lowest that was measured to the highest. The first engine is a ring, so
     that no point hides another.
     """
-    figure, [axes] = _figure(1, 5.0)
-    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
+    engines = [(each, *entry) for each in comparisons for entry in results[each]["engines"].items()]
+    figure, [axes] = _figure(1, 4.0 + 0.2 * len(engines))
+    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS), comparisons)
     xs = sorted([0.1, top / slope, low_top / low_slope, 3000.0])
     low, high = ([min(t, s * x) for x in xs] for t, s in ((low_top, low_slope), (top, slope)))
     axes.fill_between(xs, low, high, color=GREY, alpha=0.3, lw=0)
@@ -192,23 +207,24 @@ def roofline(results: Results) -> "Figure":
     middle = (xs[0] * xs[1]) ** 0.5
     axes.annotate("what memory\nallows ", (middle, slope * middle), ha="right", va="bottom")
     axes.annotate("what the cores allow", (xs[-1], top), xytext=(0, 5), textcoords="offset points", ha="right")
-    first = next(iter(results["comparison"]["engines"]))
-    for i, (engine, versions) in enumerate(results["comparison"]["engines"].items()):
-        points = [roofline_point(results, engine, name) for name in WORKLOADS]
+    for i, (comparison, engine, versions) in enumerate(engines):
+        names = [name for name in WORKLOADS if name in results[comparison]["workloads"]]
+        points = [roofline_point(results, engine, name, comparison) for name in names]
         colour = COLOURS.get(engine, GREY)
         axes.plot(
             [point["intensity"] for point in points],
             [point["gflop_s"] for point in points],
-            "o",
+            "s" if engine in WEIGHT_BYTES else "o",
             color=colour,
-            ms=11 if engine == first else 6,
+            ms=11 if i == 0 else 6,
             mew=2,
-            mfc="none" if engine == first else colour,
+            mfc="none" if i == 0 else colour,
             zorder=3 + i,
             label=label(engine, versions).replace("`", ""),
         )
+    comparison, first, _ = engines[0]
     for name in WORKLOADS:
-        point = roofline_point(results, first, name)
+        point = roofline_point(results, first, name, comparison)
         short = (
             WORKLOADS[name]
             .replace(" requests", "")
@@ -240,4 +256,5 @@ PLOTS = {
     "steps": (("attribution",), steps),
     "experiments": (("attribution",), experiments),
     "roofline": (("comparison", "attribution"), roofline),
+    "roofline_fast": ((*FAST, "attribution"), roofline_fast),
 }

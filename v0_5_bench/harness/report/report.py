@@ -24,6 +24,7 @@ from . import tables
 from .roofline import Results
 
 RESULTS = Path(__file__).parents[2] / "measurements"
+FAST = {"fast": "comparison", "fast_float16": "float16"}  # v0.9's: name here, and there
 FILES = (
     "comparison",
     "progression",
@@ -72,14 +73,18 @@ def run(args: argparse.Namespace) -> None:
 
 
 def load(folder: Path) -> Results:
-    """The results files of a folder, by name; one that is not there is left out.
+    """The results files of a folder, by name, and of its `fast/` those of v0.9; one that is not there is left out.
+
+    Those that are committed lie with each milestone.
 
     Raises:
         ModelError: there is no such folder.
     """
     if not folder.is_dir():
         raise ModelError(f"There is no folder {folder}.")
-    return {name: json.loads(file.read_text()) for name in FILES if (file := folder / f"{name}.json").exists()}
+    fast = ROOT / "v0_9_fast" / "measurements" if folder == RESULTS else folder / "fast"
+    files = {name: folder / f"{name}.json" for name in FILES} | {name: fast / f"{FAST[name]}.json" for name in FAST}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
 def update(text: str, results: Results) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import ModelError
 
-from .roofline import Results, a10_limits, roofline_point, roofs
+from .roofline import WEIGHT_BYTES, Results, a10_limits, roofline_point, roofs
 
 LABELS = {
     "v0_1": "v0.1, one slab",
@@ -28,6 +28,7 @@ LABELS = {
     "transformers": "transformers {transformers} `generate`",
     "transformers-continuous": "transformers {transformers} continuous batching",
     "llama.cpp": "llama.cpp (bindings {llama-cpp-python})",
+    "llama.cpp-float16": "llama.cpp, matrices in float16",
 }
 WORKLOADS = {
     "decode_1": "1 request",
@@ -40,6 +41,9 @@ SHARED = {
     "shared_prefix": "16 on one prefix of 1,000, known",
     "shared_prefix_cold": "16 on one prefix of 1,000, new",
 }
+
+
+FAST = ("fast", "fast_float16")  # v0.9 and its peers, with matrices in float32 and in float16
 
 
 def render(name: str, results: Results) -> str:
@@ -196,13 +200,13 @@ def http(results: Results) -> str:
 
 
 def operators(results: Results) -> str:
-    """By class of operator, ours and vLLM's: a decode step by requests, and a prefill."""
+    """By class of operator, ours and, if it was measured, vLLM's: a decode step by requests, and a prefill."""
     found = results["attribution"]["operators"]["engines"]
     titles = {"1": "1 request", "8": "8 requests", "32": "32 requests", "prefill_2000": "prefill of 2,000"}
-    classes = list(found["v0_5"]["1"]["ms"])
+    classes = list(next(iter(found.values()))["1"]["ms"])
     rows = []
     for name, title in titles.items():
-        for who, engine in (("v0_5", "ours"), ("vllm-in-process", "vLLM")):
+        for who, engine in zip(found, ("ours", "vLLM"), strict=False):
             entry = found[who][name]
             step = entry["step_ms"]
             cells = [f"{entry['ms'][c]['median']:,.1f}" for c in classes]
@@ -262,18 +266,30 @@ def crosscheck(results: Results) -> str:
 
 def roofline(results: Results) -> str:
     """The limits of the machine, and what share of them each engine reaches."""
-    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS))
+    return _under_the_roof(results, ["comparison"])
+
+
+def roofline_fast(results: Results) -> str:
+    """The same for v0.9 and its peers: a roof for matrices of 4 bytes, and one for matrices of 2."""
+    return _under_the_roof(results, list(FAST))
+
+
+def _under_the_roof(results: Results, comparisons: list[str]) -> str:
+    (low_top, low_slope), (top, slope) = roofs(results, list(WORKLOADS), comparisons)
     rows = []
-    for engine, versions in results["comparison"]["engines"].items():
-        cells = []
-        for name in WORKLOADS:
-            point = roofline_point(results, engine, name)
-            shares = _range(point["gflop_s"] / point["high"], point["gflop_s"] / point["low"], ".0%")
-            cells.append(f"{point['gflop_s']:,.0f} ({shares})")
-        rows.append([label(engine, versions), *cells])
-    first, *_ = results["comparison"]["engines"]
-    points = [roofline_point(results, first, name) for name in WORKLOADS]
-    rows.append(["*what the roof allows*", *(_range(point["low"], point["high"], ",.0f") for point in points)])
+    for comparison in comparisons:
+        engines, workloads = results[comparison]["engines"], results[comparison]["workloads"]
+        for engine, versions in engines.items():
+            cells = []
+            for name in WORKLOADS:
+                point = roofline_point(results, engine, name, comparison) if name in workloads else None
+                shares = point and _range(point["gflop_s"] / point["high"], point["gflop_s"] / point["low"], ".0%")
+                cells.append(f"{point['gflop_s']:,.0f} ({shares})" if point else "")
+            rows.append([label(engine, versions), *cells])
+        first = next(iter(engines))
+        points = [roofline_point(results, first, name, comparison) if name in workloads else None for name in WORKLOADS]
+        what = "what the roof allows" + (", matrices in float16" if first in WEIGHT_BYTES else "")
+        rows.append([f"*{what}*", *(_range(p["low"], p["high"], ",.0f") if p else "" for p in points)])
     text = (
         f"Measured on this machine: it reads {_range(low_slope, slope, '.0f')} GB/s and multiplies float32 matrices at "
         f"{_range(low_top, top, ',.0f')} GFLOP/s. GFLOP/s of each engine, and its share of what such a roof allows:"
@@ -328,4 +344,5 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "experiments": experiments,
     "crosscheck": crosscheck,
     "roofline": roofline,
+    "roofline-fast": roofline_fast,
 }
