@@ -29,7 +29,7 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@echo; echo "See the engine think: make visualize, then open http://127.0.0.1:8000/visualizer"
 
 serve: $(VENV)/.demo ## Serve the default model on 127.0.0.1:8000 as OpenAI's API does
-	$(BIN)/python -m v0_9_fast
+	$(BIN)/python -m v0_10_scale_out
 
 visualize: $(VENV)/.demo ## Watch the engine serve a load: http://127.0.0.1:8000/visualizer
 	$(BIN)/python -m tools.visualize
