@@ -12,7 +12,8 @@ from starlette.datastructures import MutableHeaders
 from tests.kit.server import RunningServer, wait_until
 from tests.kit.tokenizers import byte_tokenizer
 from v0_10_scale_out import LLMEngine
-from v0_10_scale_out.cluster.ingress import Ingress, ReplicaLostError
+from v0_10_scale_out.cluster.ingress import Ingress
+from v0_10_scale_out.cluster.outgoing import ReplicaLostError
 from v0_10_scale_out.cluster.replica import Replica, behind_ingress
 from v0_10_scale_out.cluster.routing import Policy, Route
 from v0_10_scale_out.server.app import ServerArgs, api_keys, build_app, listening, process
@@ -38,7 +39,7 @@ class Here:
         if not names:
             raise ReplicaLostError("There is none.")
         self.policy.update(names)
-        route.choice = self.policy.choose(route.key)
+        route.choice = self.policy.choose_for(route, names)
         name = route.choice.replica
         self.policy.start(request_id, name, route.key)
         self.asked.append(name)
@@ -52,6 +53,9 @@ class Here:
                     yield messages
         finally:
             self.policy.end(request_id)
+
+    async def states(self):
+        return [await replica.state() for name, replica in self.replicas.items() if name not in self.lost]
 
     async def max_body_bytes(self):
         return await next(iter(self.replicas.values())).max_body_bytes()

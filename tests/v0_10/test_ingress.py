@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.sync.client import connect
 
 from tests.kit.models import ScriptModel, Stepped, Successor
 from tests.kit.server import bodies, events, wait_until
@@ -260,3 +261,79 @@ def test_a_large_prompt_is_looked_at_in_another_thread(serve, monkeypatch):
         for size in (10, ingress.SMALL + 1):
             server.complete(prompt="x" * size)
     assert threads[0] is not threads[1]
+
+
+def test_the_replicas_are_listed_with_what_they_have_and_what_was_routed_to_them(serve):
+    with serve([Successor(), Successor()]) as server:
+        for _ in range(3):
+            server.complete(prompt="a" * 200, max_tokens=1)
+        replicas = {replica["name"]: replica for replica in server.http.get("/replicas").json()["replicas"]}
+        assert list(replicas) == ["r0", "r1"]
+        used, other = server.here.asked[0], {"r0": "r1", "r1": "r0"}[server.here.asked[0]]
+        assert replicas[used]["routed"] == {"new": 1, "prefix": 2}
+        assert replicas[other]["routed"] == {}
+        assert {replica["num_blocks"] for replica in replicas.values()} == {200}
+        server.here.lost[other] = 0
+        assert [replica["name"] for replica in server.http.get("/replicas").json()["replicas"]] == [used]
+        server.here.lost.clear()
+
+
+def test_a_replica_can_be_asked_by_its_name(serve):
+    with serve(scripts(3), server={"allow_control": True}) as server:
+        for name in ("r1", "r2", "r1"):
+            assert server.http.post(f"/replicas/{name}/v1/completions", json={"prompt": "Hi"}).status_code == 200
+        assert server.here.asked == ["r1", "r2", "r1"]
+        assert server.http.post("/replicas/r0/events/control", json={"delay": 0.1}).json()["delay"] == 0.1
+        paces = [replica.app.state.engine.pace.delay for replica in server.here.replicas.values()]
+        assert paces == [0.1, 0, 0]
+
+
+@pytest.mark.parametrize("path", ["/replicas/nobody/v1/models", "/replicas/%0A/health"])
+def test_a_name_that_no_replica_has_is_404(serve, path):
+    with serve(scripts()) as server:
+        response = server.http.get(path)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "no_such_replica")
+        assert server.http.get("/replicas/r0").status_code == 404
+
+
+def test_a_lost_replica_that_was_asked_by_its_name_is_404_and_no_other_one_answers(serve):
+    with serve(scripts()) as server:
+        server.here.lost["r0"] = 0
+        response = server.http.post("/replicas/r0/v1/completions", json={"prompt": "Hi"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "no_such_replica")
+        server.here.lost.clear()
+
+
+def test_a_name_in_front_opens_nothing_that_a_key_or_an_origin_guards(serve):
+    with serve(scripts(), server={"api_key": ["secret"]}) as server:
+        assert server.http.get("/replicas/r0/v1/models").status_code == 401
+        key = {"Authorization": "Bearer secret"}
+        assert server.http.get("/replicas/r0/v1/models", headers=key).status_code == 200
+        other = server.http.post("/replicas/r0/events/control", json={}, headers=key | {"Origin": "http://elsewhere"})
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+def test_each_replicas_events_come_by_its_name(serve):
+    with serve([Successor(), Successor()]) as server:
+        url = server.url.replace("http", "ws", 1)
+        pages = [connect(f"{url}/replicas/{name}/events", proxy=None) for name in ("r0", "r1")]
+        with pages[0] as r0, pages[1] as r1:
+            assert [json.loads(page.recv(timeout=20))["type"] for page in (r0, r1)] == ["snapshot", "snapshot"]
+            server.http.post("/replicas/r1/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
+            assert "seq" in json.loads(r1.recv(timeout=20))
+            with pytest.raises(TimeoutError):
+                r0.recv(timeout=0.2)
+
+
+def test_the_visualizer_of_all_has_a_frame_for_the_page_of_each(serve):
+    with serve(scripts(), server={"root_path": "/engine"}) as server:
+        assert server.http.get("/visualizer").headers["location"] == "visualizer/"
+        page = server.http.get("/visualizer/")
+        assert "<h1>mini-vLLM <span>replicas</span></h1>" in page.text
+        assert "frame-src 'self'" in page.headers["content-security-policy"]
+        for name in ("overview.js", "overview.css", "icon.svg"):
+            assert server.http.get(f"/visualizer/{name}").status_code == 200
+            assert name in page.text
+        assert server.http.get("/visualizer/../secret").status_code == 404
+        for prefix in ("/replicas/r1", "/engine/replicas/r1"):
+            assert "mini-vLLM <span>visualizer</span>" in server.http.get(f"{prefix}/visualizer/").text

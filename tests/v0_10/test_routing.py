@@ -216,6 +216,22 @@ def test_only_the_named_ones_are_chosen_from():
     assert made.choose(key("abcd"), ["b", "unknown"]).replica == "b"
 
 
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_one_that_is_asked_for_by_its_name_gets_the_request_whatever_the_rule(routing):
+    made = policy(routing, names="abc")
+    made.start("1", "a", key("abcd"))
+    route = Route(key("abcd"), only="b")
+    assert {made.choose_for(route, "abc") for _ in range(10)} == {Choice("b", "named", 0)}
+    assert made.choose_for(Route(only="z"), "abc").rule != "named"  # the ingress refuses what comes from another one
+
+
+def test_a_lost_replica_is_avoided_while_there_is_another_one():
+    made = policy()
+    made.start("1", "a", key("abcd"))
+    assert made.choose_for(Route(key("abcd"), avoid="a"), "ab").replica == "b"
+    assert made.choose_for(Route(key("abcd"), avoid="a"), "a").replica == "a"
+
+
 @pytest.mark.parametrize("names", [[], ["unknown"]])
 def test_without_a_replica_there_is_no_choice(names):
     with pytest.raises(ValueError, match="no replica"):

@@ -56,18 +56,19 @@ def test_one_replica_serves_without_ray(tiny, without_ray):
 
 
 @pytest.mark.parametrize(
-    ("args", "needs_ray", "most"),
+    ("args", "needs_ray", "starts_ray", "most"),
     [
-        ({}, False, 1),
-        ({"replicas": 2}, True, 2),
-        ({"max_replicas": 4}, True, 4),
-        ({"max_replicas": 1}, False, 1),
-        ({"ray_address": "auto"}, True, 1),
+        ({}, False, True, 1),
+        ({"replicas": 2}, True, True, 2),
+        ({"max_replicas": 4}, True, True, 4),
+        ({"max_replicas": 1}, False, True, 1),
+        ({"ray_address": "auto"}, True, False, 1),
+        ({"ray_address": "local"}, True, True, 1),
     ],
 )
-def test_what_needs_ray(args, needs_ray, most):
+def test_what_needs_ray_and_what_starts_it(args, needs_ray, starts_ray, most):
     made = ClusterArgs(**args)
-    assert (made.needs_ray, made.most_replicas) == (needs_ray, most)
+    assert (made.needs_ray, made.starts_ray, made.most_replicas) == (needs_ray, starts_ray, most)
 
 
 @pytest.mark.parametrize(

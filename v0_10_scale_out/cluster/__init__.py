@@ -1,8 +1,7 @@
 """Many replicas on Ray Serve: the same server, several times, behind one address.
 
-A reading order: `routing` (who gets a request: the policy) and `keys` (what it looks at), `replica` (an engine with its
-server), `ingress` (what stands before all of them), then Ray: `router`, `deployments` and `local`. `cluster_args` and
-`expositions` are what they say. Only `router`, `deployments` and `local` import Ray.
+In reading order: `routing` (the policy) and `keys` (what it compares), `replica` (an engine with its server), `ingress`
+and `outgoing` (what stands before all replicas), then `router`, `deployments` and `local`, which alone import Ray.
 """
 
 from typing import Any

@@ -59,7 +59,10 @@ class ClusterArgs:
     replica_gpus: float = field(default=0.0, metadata={"help": "GPUs of a replica; a half lets two share one"})
     ray_address: str | None = field(
         default=None,
-        metadata={"help": "a Ray cluster that runs already, or auto (default: one here, as long as the server runs)"},
+        metadata={
+            "help": "a Ray cluster that runs already, or auto to find it; local starts one here also for one replica "
+            "(default: one here, if there is more than one replica)"
+        },
     )
 
     def __post_init__(self) -> None:
@@ -81,6 +84,11 @@ class ClusterArgs:
     def needs_ray(self) -> bool:
         """Whether one process is not enough."""
         return self.most_replicas > 1 or self.ray_address is not None
+
+    @property
+    def starts_ray(self) -> bool:
+        """Whether Ray is started here, and ends with the server."""
+        return self.ray_address in (None, "local")
 
     @property
     def most_replicas(self) -> int:

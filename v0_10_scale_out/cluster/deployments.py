@@ -26,7 +26,8 @@ from ..server.app import LOG_FORMAT, api_keys, load_app
 from ..server.server_args import ServerArgs
 from . import loopback
 from .cluster_args import ClusterArgs
-from .ingress import Ingress, ReplicaLostError
+from .ingress import Ingress
+from .outgoing import ReplicaLostError
 from .replica import Replica, behind_ingress
 from .router import PolicyRouter
 from .routing import Route
@@ -34,7 +35,7 @@ from .routing import Route
 APP = "mini-vllm"
 INGRESS, REPLICA = "Ingress", "Replica"  # as Ray's logs and metrics name them
 HEALTH_SECONDS = 2.0  # between two looks at a replica; Ray's ten find a lost one late
-ALL_SECONDS = 10.0  # that replicas have for what all of them are asked
+ALL_SECONDS = 10.0  # for an answer of all replicas
 UNBOUNDED = 1_000_000
 
 
@@ -76,7 +77,7 @@ def parse(args: dict[str, Any]) -> tuple[ClusterArgs, ServerArgs, EngineArgs]:
 
 def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: EngineArgs) -> serve.Application:
     """The two deployments, bound together."""
-    # The engine refuses what is too much, in its own words: Ray never does, and a probe finds room at a full queue.
+    # Ray shall refuse nothing: the engine does, in its own words, and a probe finds room while the queue is full.
     most_requests = engine_args.max_num_seqs + 2 * server_args.max_queued_requests + 100
     scaling: dict[str, Any] = {"num_replicas": cluster_args.replicas}
     if cluster_args.max_replicas is not None:
@@ -124,17 +125,17 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=server_args.shutdown_timeout,
         logging_config=quiet,
-        # It takes no core, by Ray's count, though the events of many streams keep one busy. It stands on the head, with
-        # which a cluster stands and falls anyway: no other node that is lost takes it along.
+        # It takes no core by Ray's count, though the events of many streams keep one busy. It runs on the head node,
+        # without which there is no cluster anyway: no other node that is lost takes the ingress with it.
         ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
     )
-    # Read here, where the files and the variables are the operator's.
+    # Read here: the file and the variable are on this machine.
     template, keys = server_args.read_chat_template(), api_keys(server_args)
     return ingress.bind(replicas.bind(server_args, engine_args, template), server_args, keys)
 
 
 class ServedReplica(Replica):
-    """A `Replica` by Ray's name for it."""
+    """A `Replica` with Ray's name for it, and its model loaded."""
 
     def __init__(self, server_args: ServerArgs, engine_args: EngineArgs, template: str | None) -> None:
         loopback.stay()
@@ -165,21 +166,20 @@ class Reached:
 
     async def ask_all(self, scope: Scope, body: bytes) -> list[tuple[str, int, list[tuple[bytes, bytes]], bytes]]:
         """See `Replicas`."""
-        asked = self._handle.broadcast("whole", scope, body)
-        return await _of_all(asked)
+        return await _of_all(self._handle.broadcast("whole", scope, body))
+
+    async def states(self) -> list[dict[str, Any]]:
+        """See `Replicas`."""
+        return await _of_all(self._handle.broadcast("state"))
 
     async def max_body_bytes(self) -> int:
         """See `Replicas`."""
         limit: int = await self._handle.options(method_name="max_body_bytes").remote()
         return limit
 
-    async def states(self) -> list[dict[str, Any]]:
-        """`Replica.state` of each that can be reached."""
-        return await _of_all(self._handle.broadcast("state"))
-
 
 async def _of_all(asked: DeploymentBroadcastResponse) -> list[Any]:
-    """What they have answered; none of them, where one does not in time (Ray gives all or nothing)."""
+    """The answers, without those of replicas that failed; none if one is late, as Ray gives all or nothing."""
     try:
         answers = await asked.results_async(timeout_s=ALL_SECONDS, return_exceptions=True)
     except TimeoutError:
@@ -194,8 +194,7 @@ class ServedIngress:
     def __init__(self, replicas: DeploymentHandle, args: ServerArgs, keys: list[str]) -> None:
         loopback.stay()
         logging.basicConfig(format=LOG_FORMAT, level=args.level, force=True)
-        self._reached = Reached(replicas)
-        self._ingress = Ingress(self._reached, args, keys)
+        self._ingress = Ingress(Reached(replicas), args, keys)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,7 +205,3 @@ class ServedIngress:
     async def drain(self, seconds: float) -> None:
         """See `Ingress.drain`."""
         await self._ingress.drain(seconds)
-
-    async def states(self) -> list[dict[str, Any]]:
-        """See `Reached.states`."""
-        return await self._reached.states()

@@ -1,21 +1,29 @@
-"""What stands before all replicas: it reads a request, has it answered by one of them, and outlives that one.
+"""The ingress stands before all replicas: it reads a request, has one of them answer it, and outlives that one.
 
     client ─▶ Ray's proxy ─▶ Ingress ─▶ key of the prompt ─▶ router ─▶ Replica.asgi
                                 ◀────────────── ASGI messages ──────────────┘
 
     a replica is lost before the client has seen a token       once more, elsewhere; then 503
-    within a stream                                            an error as its last event, and [DONE]
+    a replica is lost within a stream                          an error as the last event, and [DONE]
     no replica takes the request in time                       503 with Retry-After
 
-Bodies, statuses and errors are the replicas' own. Here are only the checks that are made once: key, origin, and how
-much of a body is read. Knows no Ray: `Replicas` is what it asks of it.
+    GET /metrics                                               of all replicas, and of the routing
+    POST /reset_prefix_cache, /events/control                  said to all replicas
+    GET /replicas                                              each replica: what it has, and what was routed there
+    /replicas/NAME/...                                         of that replica, whatever the router would choose
+    GET /visualizer/                                           all replicas side by side (`overview.py`)
+
+Bodies, statuses and errors are the replicas' own. Only what has to be checked once is checked here: the key, the
+page's origin, and how much of a body is read. Knows no Ray: `Replicas` is what it asks of it.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,33 +31,33 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.errors import shown
+
 from ..async_engine import UnavailableError
 from ..server.bodies import LEAST_LIMIT, SMALL
-from ..server.errors import RETRY_AFTER, describe, error_body
 from ..server.middleware import ApiKey, Faults, RequestLine, SameOrigin
-from ..server.responses import ErrorBody, respond, to_json
+from ..server.responses import respond
 from ..server.server_args import ServerArgs
 from .expositions import merge
 from .keys import key_of
+from .outgoing import NoReplicaError, Outgoing, ReplicaLostError, refusal, without_origin
+from .overview import overview
 from .replica import ACCEPTED
 from .routing import Route
 
 logger = logging.getLogger(f"{__package__}.routed")
 
-ACCEPT_SECONDS = 60.0  # that a request waits for a replica which takes it: a lost one is replaced in less
-PROBE_SECONDS = 1.0  # the same for those who ask whether anybody is there
+ACCEPT_SECONDS = 60.0  # that a request waits until a replica takes it: a lost one is replaced in less
+PROBE_SECONDS = 1.0  # the same for a probe
 PROBES = ("/health", "/ping")
 PROMPTS = ("/v1/chat/completions", "/v1/completions")  # whose bodies have a prompt
-TO_ALL = ("/reset_prefix_cache", "/events/control")  # what is said to one is meant for all
-DONE_HERE = (b"authorization", b"origin")  # headers that the ingress has looked at, and nobody else needs
+TO_ALL = ("/reset_prefix_cache", "/events/control")
+ONE = "/replicas/"  # and a name, in front of a path: that replica is meant
+DONE_HERE = (b"authorization", b"origin")  # headers that the ingress has checked, and that no replica needs
 SCOPE = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client"),
     *("server", "subprotocols", "extensions"),
 )
-
-
-class ReplicaLostError(Exception):
-    """The replica has ended, or cannot be reached, before its answer was complete."""
 
 
 class Replicas(Protocol):
@@ -67,6 +75,10 @@ class Replicas(Protocol):
         """`Replica.whole` of each that can be reached."""
         ...
 
+    async def states(self) -> list[dict[str, Any]]:
+        """`Replica.state` of each that can be reached."""
+        ...
+
     async def max_body_bytes(self) -> int:
         """`Replica.max_body_bytes` of any."""
         ...
@@ -76,20 +88,21 @@ class Ingress:
     """The application that Ray's proxy calls.
 
     Args:
-        replicas: whoever answers.
+        replicas: what answers.
         args: the server's flags.
         keys: API keys, one of which a client must send; none lets everybody in.
     """
 
     def __init__(self, replicas: Replicas, args: ServerArgs, keys: list[str]) -> None:
         self._replicas = replicas
+        self._root_path = args.root_path
         self._max_bytes = args.max_body_bytes  # else the replicas', once a body is so large that it matters
         self._accepting = True
         self._num_running = 0
         self._cut = asyncio.Event()  # set when what still runs has to end
         self._registry = CollectorRegistry()
         self._routed = Counter(
-            "mini_vllm:routed_requests", "Requests that went to a replica, by the rule that chose it.",
+            "mini_vllm:routed_requests", "Requests that a replica has taken, by the rule that chose it.",
             ["replica", "rule"], registry=self._registry,
         )  # fmt: skip
         self._retried = Counter("mini_vllm:retried_requests", "Requests sent once more.", registry=self._registry)
@@ -111,7 +124,7 @@ class Ingress:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
-        scope.setdefault("state", {})
+        scope = _addressed(scope, self._root_path)
         status = 499
 
         async def send_on(message: Message) -> None:
@@ -144,32 +157,43 @@ class Ingress:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What has passed all checks."""
         if not self._accepting:
-            await _refusal(UnavailableError("The server is shutting down."))(scope, receive, send)
+            await refusal(UnavailableError("The server is shutting down."))(scope, receive, send)
             return
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path, only = scope["path"].removeprefix(scope.get("root_path", "")), scope["state"]["only"]
         body = b""
         if scope["type"] == "http":
             read = await self._read(Headers(scope=scope), receive)
             if read is None:
                 return  # the client has gone
             body = read
-        if path == "/metrics" and scope["method"] == "GET":
-            await (await self._metrics(_passed_on(scope)))(scope, receive, send)
-        elif path in TO_ALL and scope["method"] == "POST":
-            await (await self._to_all(_passed_on(scope), body))(scope, receive, send)
-        else:
-            key = await _key(body) if path in PROMPTS else []
-            seconds = PROBE_SECONDS if path in PROBES else ACCEPT_SECONDS
-            self._num_running += 1
-            try:
-                await self._until_gone(_Outgoing(scope, send), Route(key), scope, body, receive, seconds)
-            finally:
-                self._num_running -= 1
+        if only is None and (response := await self._of_all(path, scope, body)):
+            await response(scope, receive, send)
+            return
+        key = await _key(body) if path in PROMPTS else []
+        seconds = PROBE_SECONDS if path in PROBES else ACCEPT_SECONDS
+        self._num_running += 1
+        try:
+            await self._until_gone(Outgoing(scope, send), Route(key, only=only), scope, body, receive, seconds)
+        finally:
+            self._num_running -= 1
+
+    async def _of_all(self, path: str, scope: Scope, body: bytes) -> Response | None:
+        """The answer to what concerns all replicas; `None` for what one of them answers."""
+        match scope.get("method"), path:
+            case "GET", "/metrics":
+                return await self._metrics(_passed_on(scope))
+            case "GET", "/replicas":
+                return await self._states()
+            case "GET", _ if path.startswith("/visualizer"):
+                return overview(path.removeprefix("/visualizer"))
+            case "POST", _ if path in TO_ALL:
+                return await self._to_all(_passed_on(scope), body)
+        return None
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The body, up to where it is too much; `None` where the client left within it.
+        """The body, read until it is too much; `None` where the client left within it.
 
-        That it is too much, the replica says: of what is announced without a byte of it, else of what it is given.
+        The replica refuses what is too much: by what is announced, or by what it is given.
         """
         announced = headers.get("content-length", "0")
         if announced.isdecimal() and await self._is_too_much(int(announced)):
@@ -190,9 +214,9 @@ class Ingress:
         return self._max_bytes is not None and num_bytes > self._max_bytes
 
     async def _until_gone(
-        self, out: "_Outgoing", route: Route, scope: Scope, body: bytes, receive: Receive, seconds: float
+        self, out: Outgoing, route: Route, scope: Scope, body: bytes, receive: Receive, seconds: float
     ) -> None:
-        """Pass the answer on until its end, or until the client leaves, or until everything has to end."""
+        """Pass the answer on until its end, or until the client leaves, or until the drain's time is over."""
         scope["state"]["route"] = route
         passing = asyncio.ensure_future(self._pass(out, route, _passed_on(scope), body, seconds))
         gone, cut = asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(self._cut.wait())
@@ -209,7 +233,7 @@ class Ingress:
                 task.cancel()
             await asyncio.wait((passing, gone, cut))
 
-    async def _pass(self, out: "_Outgoing", route: Route, scope: Scope, body: bytes, seconds: float) -> None:
+    async def _pass(self, out: Outgoing, route: Route, scope: Scope, body: bytes, seconds: float) -> None:
         """From a replica to the client; a second time where the first one was lost before the client saw anything."""
         for is_last in (False, True):
             try:
@@ -223,16 +247,22 @@ class Ingress:
                     return
                 self._retried.inc()
                 route.avoid = route.choice.replica if route.choice is not None else None
+            except NoReplicaError as error:
+                await out.fail(error)
+                return
             except TimeoutError:
                 await out.fail(UnavailableError(f"No replica has taken the request within {seconds:g} seconds."))
                 return
 
-    async def _pass_once(self, out: "_Outgoing", route: Route, scope: Scope, body: bytes, seconds: float) -> None:
+    async def _pass_once(self, out: Outgoing, route: Route, scope: Scope, body: bytes, seconds: float) -> None:
         async with contextlib.aclosing(self._replicas.ask(route, scope, body)) as answer:
             first = await asyncio.wait_for(anext(answer), seconds)
             assert first[0]["type"] == ACCEPTED
+            replica = first[0]["replica"]
+            if route.only not in (None, replica):
+                raise NoReplicaError(f"There is no replica {shown(route.only)} here.")
             if route.choice is not None:
-                self._routed.labels(first[0]["replica"], route.choice.rule).inc()
+                self._routed.labels(replica, route.choice.rule).inc()
             async for messages in answer:
                 for message in messages:
                     await out.send(message)
@@ -241,10 +271,10 @@ class Ingress:
         """One answer for all of them: the first that is an error, else the first."""
         answers = await self._replicas.ask_all(scope, body)
         if not answers:
-            return _refusal(UnavailableError("No replica is there."))
+            return refusal(UnavailableError("No replica is there."))
         _, status, headers, content = next((answer for answer in answers if answer[1] >= 400), answers[0])
         response = Response(content, status)
-        response.raw_headers = _without_origin(headers)
+        response.raw_headers = without_origin(headers)
         return response
 
     async def _metrics(self, scope: Scope) -> Response:
@@ -254,8 +284,17 @@ class Ingress:
         text = merge(expositions) + generate_latest(self._registry).decode()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def _states(self) -> Response:
+        """For the page that shows them all: each replica, and what it was given."""
+        routed: dict[str, dict[str, int]] = defaultdict(dict)
+        for sample in next(iter(self._routed.collect())).samples:
+            if sample.name.endswith("_total"):
+                routed[sample.labels["replica"]][sample.labels["rule"]] = int(sample.value)
+        states = sorted(await self._replicas.states(), key=lambda state: str(state["name"]))
+        return respond({"replicas": [state | {"routed": routed[state["name"]]} for state in states]})
+
     def _log(self, scope: Scope, status: int) -> None:
-        """Where a request went, and why; its replica's own line with the same id says what became of it."""
+        """Where a request went, and why. Its replica's own line has the same id, and says what came of it."""
         request_id = Headers(scope=scope).get("x-request-id", "-")
         words = [f"{scope.get('method', 'WEBSOCKET')} {scope['path']} {status}", f"request_id={request_id}"]
         route = scope.get("state", {}).get("route")
@@ -265,75 +304,15 @@ class Ingress:
         logger.info("%s", " ".join(words).encode("unicode_escape").decode())
 
 
-class _Outgoing:
-    """What the client is sent. Until it has seen a part of the answer itself, another replica may begin again.
-
-    A stream's head goes out at once, and comments behind it do no harm. Any other answer's head is held back until
-    there is something behind it.
-    """
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
-        self._head: Message | None = None  # of the answer that comes now
-        self._is_stream = False  # whether a stream's head has gone out
-        self.has_begun = False
-
-    async def send(self, message: Message) -> None:
-        """A message of a replica's app."""
-        if message["type"] == "http.response.start":
-            self._head = {**message, "headers": _without_origin(message["headers"])}
-            if _is_stream(message) and not self._is_stream:
-                self._is_stream = True
-                await self._send(self._head)
-        elif self._is_stream and self._head is not None and not _is_stream(self._head):
-            await self._send_event(message.get("body", b"").decode())  # the second replica refuses
-        else:
-            if not self.has_begun and self._head is not None and not self._is_stream:
-                await self._send(self._head)
-            self.has_begun = self.has_begun or not message.get("body", b"").startswith(b":")
-            await self._send(message)
-
-    async def fail(self, error: Exception) -> None:
-        """The answer has no end of its own: say why, in the form that can still be said.
-
-        Raises:
-            Exception: the error, where there is none. Half a body is no JSON, and that the connection breaks tells it.
-        """
-        if self._scope["type"] == "websocket":
-            await self._send({"type": "websocket.close", "code": 1011, "reason": str(error)})
-        elif self._is_stream:
-            await self._send_event(to_json(_described(error)[1]))
-        elif not self.has_begun:
-            await _refusal(error)(self._scope, _nothing, self._send)
-        else:
-            raise error
-
-    async def _send_event(self, body: str) -> None:
-        self.has_begun = True
-        event = f"data: {body}\n\ndata: [DONE]\n\n"
-        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
-
-
-def _without_origin(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without what the ingress, which knows about origins, says itself."""
-    return [(name, value) for name, value in headers if (name, value) != (b"vary", b"Origin")]
-
-
-def _is_stream(head: Message) -> bool:
-    return Headers(raw=head["headers"]).get("content-type", "").startswith("text/event-stream")
-
-
-def _described(error: Exception) -> tuple[int, ErrorBody, Mapping[str, str]]:
-    """Status, body and headers, as in the server."""
-    if isinstance(error, ReplicaLostError):
-        message = "The replica that worked on this answer has ended, and the answer with it: ask again."
-        return 503, error_body(message, "service_unavailable_error", code="replica_lost"), RETRY_AFTER
-    return describe(error)
-
-
-def _refusal(error: Exception) -> Response:
-    status, body, headers = _described(error)
-    return respond(body, status, headers)
+def _addressed(scope: Scope, root_path: str) -> Scope:
+    """The scope with the path behind `/replicas/NAME`, and with that name in its state (`only`), else `None`."""
+    path, state = scope["path"].removeprefix(root_path), scope.get("state", {}) | {"only": None}
+    if path.startswith(ONE):
+        name, slash, rest = path.removeprefix(ONE).partition("/")
+        if slash:
+            state["only"] = name
+            scope = {**scope, "path": f"/{rest}", "raw_path": quote(f"/{rest}").encode()}
+    return {**scope, "state": state}
 
 
 async def _key(body: bytes) -> list[bytes]:
@@ -354,10 +333,6 @@ async def _gone(receive: Receive) -> None:
     """Wait until the client has left; its body has been read."""
     while not (await receive())["type"].endswith(".disconnect"):
         pass
-
-
-async def _nothing() -> Message:
-    return await asyncio.Future()
 
 
 async def _live(receive: Receive, send: Send) -> None:

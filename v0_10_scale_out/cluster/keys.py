@@ -1,10 +1,10 @@
-"""What of a request's body decides where it is cheap: its prompt, as the chain of digests that `routing.py` compares.
+"""A prompt's key: the chain of digests by which `routing.py` finds the replica that has computed its beginning.
 
     {"messages": [...], "cache_salt": "s"}  ─▶  root("s") ─▶ digest(64 bytes) ─▶ digest(64 bytes) ─▶ ...
 
-The chain is that of `hash_chain.py`, over the prompt's bytes instead of its tokens: whoever routes has no tokenizer,
-and the same beginning makes the same tokens but for the last one or two. A salt goes into the root here as it does in
-the cache: who does not send it is not led to where it was used. Torch-free.
+The chain is that of `hash_chain.py`, over the prompt's bytes instead of its tokens: the ingress has no tokenizer, and
+the same beginning makes the same tokens, except for the last one or two. A salt goes into the root as it does in the
+cache: a request without it is not led to where it was used. Torch-free.
 """
 
 import json

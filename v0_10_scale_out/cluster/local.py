@@ -1,11 +1,12 @@
-"""Ray on this machine, for as long as the server runs: started, waited for, and ended in order.
+"""Ray on this machine for as long as the server runs: started, waited for, and ended in order.
 
     ray.init ─▶ serve.start (proxy) ─▶ serve.run (ingress, replicas) ─▶ a signal ─▶ drain ─▶ serve and ray.shutdown
 
-After SIGTERM or Ctrl-C nothing new is taken, what runs may end within `--shutdown-timeout`, the rest is cut short with
-an error at the end of its stream, and the exit code is 0. A second signal does not wait. It is as with one replica.
+As with one replica, after SIGTERM or Ctrl-C requests that run may end within `--shutdown-timeout`, and new ones are
+refused. Then the rest is cut short, with an error at the end of each stream. The exit code is 0. A second signal does
+not wait.
 
-Nothing is reported to anybody, there is no dashboard, and nothing needs a network but this machine's own.
+Nothing is reported to anybody, there is no dashboard, and no other network than this machine's own is needed.
 """
 
 import contextlib
@@ -27,18 +28,18 @@ from ..server.app import api_keys, model_names
 from ..server.server_args import ServerArgs
 from .cluster_args import ClusterArgs
 
-ENVIRONMENT = {  # read while Ray is imported; what the operator has set stays
+ENVIRONMENT = {  # read while Ray is imported; what is set already stays
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",  # else lines of the access log that are alike are left out
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a proxy that has died is missed for 5 s, and not for 25
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU asked for means as many as there are, not none
+    "RAY_DEDUP_LOGS": "0",  # otherwise similar lines of the access log are left out
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a proxy that has died is replaced within 5 s, not 25
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray hides all GPUs from a replica that asks for none
 }
 HERE = {  # and this for a Ray of our own
-    # Where Ray is not to make a cluster, it takes 127.0.0.1 for this machine's address, and listens on nothing else. It
-    # is made for other systems than Linux, hence the name; `_node_ip_address` does not take a loopback.
+    # Where it is not to make a cluster, Ray takes 127.0.0.1 for this machine's address, and listens on nothing else.
+    # The switch was made for Windows and macOS, hence its name, but works on Linux, too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-OBJECT_STORE_BYTES = 256 * 2**20  # bodies of requests pass through it, and nothing stays
+OBJECT_STORE_BYTES = 256 * 2**20  # large bodies of requests pass through it
 
 
 def serve(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: EngineArgs) -> None:
@@ -67,7 +68,7 @@ def serve(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
 
 def prepare(cluster_args: ClusterArgs) -> None:
     """Set what Ray reads while it is imported."""
-    for variables in (ENVIRONMENT, *([HERE] if cluster_args.ray_address is None else [])):
+    for variables in (ENVIRONMENT, *([HERE] if cluster_args.starts_ray else [])):
         for variable, value in variables.items():
             os.environ.setdefault(variable, value)
 
@@ -89,7 +90,7 @@ def start(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
 
     from . import deployments
 
-    if cluster_args.ray_address is None:
+    if cluster_args.starts_ray:
         init = {
             "address": "local",
             # By Ray's count; more replicas than cores share them.
@@ -114,7 +115,7 @@ def start(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
     )
     application = deployments.build(cluster_args, server_args, engine_args)
     try:
-        # A number that nobody else decides on may be changed while it runs, by Ray's own interface.
+        # A number of replicas that Ray does not decide on can be changed while they run, through Ray's own interface.
         is_fixed = cluster_args.max_replicas is None
         ray_serve.run(application, name=deployments.APP, route_prefix="/", external_scaler_enabled=is_fixed)
     except RuntimeError as error:
@@ -145,7 +146,7 @@ class _Signals:
 
 @contextlib.contextmanager
 def _stopped(cluster_args: ClusterArgs, signals: _Signals) -> Iterator[None]:
-    """At the end nothing of ours runs any more."""
+    """End what was started, also where the start has failed."""
     import ray
     from ray import serve as ray_serve
 
@@ -155,8 +156,8 @@ def _stopped(cluster_args: ClusterArgs, signals: _Signals) -> Iterator[None]:
         yield
     finally:
         if ray.is_initialized():
-            if cluster_args.ray_address is not None:
-                ray_serve.delete(APP)  # others may be served there
+            if not cluster_args.starts_ray:
+                ray_serve.delete(APP)  # the cluster may serve other applications
             elif signals.number < 2:
                 ray_serve.shutdown()
             ray.shutdown()
@@ -196,7 +197,7 @@ def _welcome(name: str, url: str, args: ClusterArgs, has_keys: bool) -> str:
     if args.max_replicas is not None:
         many = f"{args.replicas} to {args.max_replicas} replicas, {args.target_requests:g} requests each"
     return f"""{name} on {many}, {args.replica_cpus} cores and {args.replica_gpus:g} GPUs each; routing: {args.routing}
-Listening on {url} (Ctrl-C ends). Metrics of all replicas: {url}/metrics. Try:
+Listening on {url} (Ctrl-C ends). All replicas side by side: {url}/visualizer. Their metrics: {url}/metrics. Try:
 
   curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\{key}
     -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true,

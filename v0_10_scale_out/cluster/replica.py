@@ -1,10 +1,10 @@
-"""One of many: an engine with its whole server, reached through a call instead of a socket.
+"""A replica: an engine with its whole server, reached by a call instead of a socket.
 
     ingress ──(route, scope, body)──▶ Replica.asgi ──▶ the app of `server/`, as it is
             ◀── lists of ASGI messages ──                a body, or a stream's events
 
-The app does not notice. What stands in front of all replicas has been done by the ingress: it has checked the API key
-and the page's origin, and takes both headers away. Knows no Ray: a replica can be tested without.
+The app does not notice. The ingress has checked the API key and the page's origin, and has taken both headers away.
+Knows no Ray, so that it can be tested without.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from .routing import Route
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-ACCEPTED = "replica.accepted"  # the type of the first message, which is no ASGI: from here on it is not sent elsewhere
+ACCEPTED = "replica.accepted"  # the type of the first message, which is none of ASGI's: the replica has the request
 
 
 class Replica:
@@ -39,9 +39,9 @@ class Replica:
         app.state.engine.start()  # there is no lifespan here: the end of the process is the end
 
     async def asgi(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
-        """Answer a request: first that it is here, then whatever the app sends, as much at once as there is.
+        """Answer a request: first `ACCEPTED`, then what the app sends, each time as much as there is.
 
-        Left early, it has the app's request cancelled, as a server does when a client leaves.
+        Closed early, it cancels the app's request, as a server does when a client leaves.
 
         Args:
             route: how it came here.
@@ -89,7 +89,7 @@ class Replica:
         return self.name, status, headers, b"".join(parts)
 
     async def max_body_bytes(self) -> int:
-        """Of the largest body that is read here: only who has the tokenizer knows it."""
+        """Of the largest body that is read. It depends on the tokenizer, which the ingress does not have."""
         limit: int = self.app.state.max_body_bytes
         return limit
 
@@ -99,7 +99,7 @@ class Replica:
             raise RuntimeError("The engine has stopped after an internal error.")
 
     async def state(self) -> dict[str, Any]:
-        """For tests and for the curious: who this is, and what its engine has."""
+        """Which replica this is, and what its engine has."""
         engine = self.app.state.engine.engine
         manager = engine.scheduler.block_manager
         return {
@@ -113,10 +113,7 @@ class Replica:
 
 
 def behind_ingress(args: ServerArgs) -> ServerArgs:
-    """A replica's flags: the key has been asked for, and once is enough.
-
-    So have origins. Without any the app adds no header for them, and the ingress's stand there alone.
-    """
+    """A replica's flags: without keys and origins, which the ingress checks, and for which it sends the headers."""
     os.environ.pop(API_KEY_VARIABLE, None)
     return dataclasses.replace(args, api_key=None, allowed_origins="[]")
 

@@ -50,8 +50,7 @@ class PolicyRouter(RequestRouter):
         self._policy.update([replica_id.unique_id for replica_id in self.curr_replicas])
         route, request_id = _route(request), request.metadata.internal_request_id
         self._policy.end(request_id)  # it may have been chosen for before, in vain
-        names = [name for name in replicas if name != route.avoid] or list(replicas)
-        route.choice = self._policy.choose(route.key, names)
+        route.choice = self._policy.choose_for(route, replicas.keys())
         self._policy.start(request_id, route.choice.replica, route.key)
         self._chosen[request_id] = request
         first = replicas.pop(route.choice.replica)

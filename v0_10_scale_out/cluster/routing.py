@@ -1,12 +1,12 @@
-"""Which replica a request goes to: the policy, nothing else. Ray calls it by `router.py`, a simulator could as well.
+"""Which replica a request goes to: the policy, nothing else. `router.py` calls it in Ray, and a simulation without.
 
     prompt's key        a ─ b ─ c ─ d        a digest for each full block, each of which stands for all before it
     replica 0 got       a ─ b ─ x            holds 2 of the 4
     replica 1 got       a ─ b ─ c            holds 3: the request goes there, unless replica 1 is too busy
 
-A replica's prefix cache holds what it has computed, so that a prompt is cheapest where its beginning has been before.
-No replica is asked: what was routed to it is what it may hold. It may have evicted some of that, and the table forgets,
-too (the least recently used first). A wrong guess costs time and changes no token.
+A replica's prefix cache holds what it has computed, so a prompt is cheapest where its beginning was computed before. No
+replica is asked: what was routed to it is what it may hold. It may have evicted some of that, and the table forgets as
+well, the least recently used blocks first. A wrong guess costs time and changes no token.
 
 Knows no HTTP and no Ray, and nothing of what a key was made from (`keys.py`). Torch-free.
 """
@@ -27,7 +27,8 @@ class Choice:
     Args:
         replica: its name.
         rule: `"prefix"`, it holds most of the prompt. `"busy"`, another one holds more, but has too much to do.
-            `"new"`, no replica holds enough of it. `"balanced"` and `"random"` are the two controls.
+            `"new"`, no replica holds enough of it. `"named"`, it was asked for by its name. `"balanced"` and `"random"`
+            are the two controls.
         num_held: blocks of the prompt that the replica should hold.
     """
 
@@ -40,12 +41,14 @@ class Choice:
 class Route:
     """What goes with a request on its way: the key to choose by, and then the choice.
 
-    `avoid` is a replica that was lost with it, and that the router may not yet know to be.
+    `avoid` is a replica that was lost with this request, which the router may not know yet. `only` is the one that was
+    asked for by its name.
     """
 
     key: Key = ()
     choice: Choice | None = None
     avoid: str | None = None
+    only: str | None = None
 
     def __reduce__(self) -> tuple[type["Route"], tuple[()]]:
         return Route, ()  # a replica that is sent one needs nothing of it, and a long prompt's key is 32 KiB
@@ -64,7 +67,7 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """Requests that it has, be they running or waiting."""
+        """Requests that it has, running or waiting."""
         return len(self.running)
 
     def num_held(self, key: Key) -> int:
@@ -75,7 +78,7 @@ class Replica:
         return len(key)
 
     def hold(self, key: Key, max_blocks: int) -> None:
-        """It gets a prompt of this key. A block is newer than those behind it: a prefix is forgotten from its end."""
+        """It gets a prompt of this key. A block counts as newer than those behind it: the end is forgotten first."""
         for digest in reversed(key):
             self.held[digest] = None
             self.held.move_to_end(digest)
@@ -123,6 +126,16 @@ class Policy:
         for name in names:
             self.replicas.setdefault(name, Replica())
 
+    def choose_for(self, route: Route, names: Collection[str]) -> Choice:
+        """The replica for a request, among these.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if route.only in names and route.only in self.replicas:
+            return self._chosen(route.only, "named", route.key)
+        return self.choose(route.key, [name for name in names if name != route.avoid] or names)
+
     def choose(self, key: Key, names: Collection[str] | None = None) -> Choice:
         """The replica for a prompt of this key, among these (else among all); changes nothing.
 
@@ -166,12 +179,12 @@ class Policy:
         return Choice(name, rule, self.replicas[name].num_held(key))
 
     def _less_busy_of_two(self, replicas: dict[str, Replica]) -> str:
-        """Of two that are drawn: nearly as even as to look at all (Mitzenmacher 2001, The Power of Two Choices).
+        """Of two that are drawn: nearly as even as looking at all (Mitzenmacher 2001, The Power of Two Choices).
 
-        Where there are several routers, which don't know of each other, they don't all run to the same one.
+        And where several routers do not know of each other, they don't all choose the same one.
         """
         return self._least_busy(replicas, self._random.sample(list(replicas), min(2, len(replicas))))
 
     def _least_busy(self, replicas: dict[str, Replica], names: Iterable[str]) -> str:
-        """At a tie the one that has waited longest: prompts spread while nothing runs, too. Then by lot."""
+        """At a tie the one that was chosen longest ago, so that prompts spread while nothing runs, too. Then by lot."""
         return min(names, key=lambda name: (replicas[name].load, replicas[name].last_start, self._random.random()))

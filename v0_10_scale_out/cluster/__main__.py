@@ -1,8 +1,0 @@
-"""`python -m` with this package's name serves."""
-
-import sys
-
-from .main import main
-
-if __name__ == "__main__":
-    sys.exit(main())
