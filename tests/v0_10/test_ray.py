@@ -143,16 +143,16 @@ def test_a_page_of_another_origin_is_told_once_that_it_may(cluster):
 
 
 def test_full_queues_refuse_with_503_and_probes_are_answered_at_once(cluster, clients):
-    with cluster.slowed(0.1):
+    with cluster.slowed(0.2):
         asked = [clients.submit(cluster.complete, prompt=f"{i}", max_tokens=20) for i in range(40)]
-        wait_until(lambda: sum(future.done() for future in asked) >= 4, "some have been refused")
+        wait_until(lambda: sum(future.done() for future in asked) >= 40 - 2 * 16, "the others have been refused")
         for _ in range(3):
             start = time.perf_counter()
             assert cluster.http.get("/health").status_code == 200
             assert time.perf_counter() - start < 1
     responses = [future.result() for future in asked]
     refused = [response for response in responses if response.status_code == 503]
-    assert len(refused) == 40 - 2 * 16
+    assert 40 - 2 * 16 <= len(refused) <= 40 - 2 * 8  # before a first step, not even those wait that could run
     assert {response.status_code for response in responses} == {200, 503}
     for response in refused:
         assert response.headers["retry-after"] == "1"

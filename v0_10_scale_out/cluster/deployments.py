@@ -153,6 +153,7 @@ class Reached:
 
     async def ask(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """See `Replicas`."""
+        route.has_ended = False
         answer = self._asgi.remote(route, scope, body)
         try:
             async for messages in answer:
@@ -162,6 +163,7 @@ class Reached:
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(str(error).partition("\n")[0]) from None
         finally:
+            route.has_ended = True
             answer.cancel()
 
     async def ask_all(self, scope: Scope, body: bytes) -> list[tuple[str, int, list[tuple[bytes, bytes]], bytes]]:

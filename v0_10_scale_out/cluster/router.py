@@ -29,7 +29,7 @@ class PolicyRouter(RequestRouter):
     def initialize_state(self, **policy: Any) -> None:
         """Called by Ray with `request_router_kwargs`: the policy's arguments."""
         self._policy = Policy(**policy)
-        self._chosen: dict[str, PendingRequest] = {}  # that have not come to their replica yet
+        self._chosen: dict[str, Route] = {}  # of requests that have not come to their replica yet
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -44,7 +44,8 @@ class PolicyRouter(RequestRouter):
     def _choose(self, candidates: list[RunningReplica], request: PendingRequest | None) -> list[list[RunningReplica]]:
         if request is None or not candidates:
             return [candidates]
-        for request_id in [id_ for id_, chosen in self._chosen.items() if chosen.future.cancelled()]:
+        # Ray does not tell of a request that is cancelled between the choice and the replica.
+        for request_id in [request_id for request_id, route in self._chosen.items() if route.has_ended]:
             self._end(request_id)
         replicas = {replica.replica_id.unique_id: replica for replica in candidates}
         self._policy.update([replica_id.unique_id for replica_id in self.curr_replicas])
@@ -52,7 +53,7 @@ class PolicyRouter(RequestRouter):
         self._policy.end(request_id)  # it may have been chosen for before, in vain
         route.choice = self._policy.choose_for(route, replicas.keys())
         self._policy.start(request_id, route.choice.replica, route.key)
-        self._chosen[request_id] = request
+        self._chosen[request_id] = route
         first = replicas.pop(route.choice.replica)
         return [[first], list(replicas.values())] if replicas else [[first]]
 

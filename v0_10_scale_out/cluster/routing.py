@@ -42,13 +42,14 @@ class Route:
     """What goes with a request on its way: the key to choose by, and then the choice.
 
     `avoid` is a replica that was lost with this request, which the router may not know yet. `only` is the one that was
-    asked for by its name.
+    asked for by its name. `has_ended` says that nobody waits for the answer any more.
     """
 
     key: Key = ()
     choice: Choice | None = None
     avoid: str | None = None
     only: str | None = None
+    has_ended: bool = False
 
     def __reduce__(self) -> tuple[type["Route"], tuple[()]]:
         return Route, ()  # a replica that is sent one needs nothing of it, and a long prompt's key is 32 KiB
@@ -132,7 +133,7 @@ class Policy:
         Raises:
             ValueError: there is none.
         """
-        if route.only in names and route.only in self.replicas:
+        if route.only is not None and route.only in names:
             return self._chosen(route.only, "named", route.key)
         return self.choose(route.key, [name for name in names if name != route.avoid] or names)
 

@@ -142,7 +142,7 @@ class Simulation:
     def _begin_step(self, name: str) -> None:
         replica = self.replicas[name]
         replica.output = None
-        if replica.scheduler.has_unfinished_requests:
+        if replica.scheduler.has_unfinished_requests():
             replica.output = replica.scheduler.schedule()
             self._at(self.clock + self.costs.of_step(replica.output), f"step {name}")
 
@@ -209,7 +209,7 @@ def simulate(costs: Costs, sizes: Sequence[int], repeats: int) -> dict[str, Any]
                 for routing in ROUTINGS
             }
     return {
-        "what": "cached share of prompts, median TTFT in ms, output tokens/s, and the busiest replica's requests in means",
+        "what": "cached share, median TTFT in ms, output tokens/s, and requests of the busiest replica over the mean",
         "loads": loads,
     }
 
