@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 ENGINE_OPTIONS = ("max_model_len", "seed", "num_blocks", "block_size")  # what goes to the engine, not to SCRIPT
 MILESTONES = [milestone.name for milestone in load_ledger(ROOT)]
 SMALL_POOL = 32 * 2**20  # bytes
+RAY = "test_ray"  # in the names of files that start Ray
 REAL = "SmolLM2"  # in the names of tests that load the real model into this process
 INTERRUPT = "an_interrupt_at_any_line"  # in the names of the thorough ones
 
@@ -65,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which tests pytest-xdist keeps together: those of the real model in memory, and else those of a file.
+    """Which tests pytest-xdist keeps together: those of the real model in memory, those on Ray, else those of a file.
 
     Those that interrupt at any line take minutes. They are apart from the others of their file, and come early, so that
     no process is left with them at the end.
@@ -75,6 +76,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
+            if RAY in file:
+                return RAY  # one Ray at a time
             return REAL if REAL in test else f"{file} {INTERRUPT}" if INTERRUPT in test else file
 
     config.option.loadscopereorder = False  # it would put the longest of them, which are few, at the end

@@ -29,6 +29,10 @@ POLICY_MODULES = (  # in a milestone, where it has them; one in a folder as "ser
     "server.server_args",
     "server.protocol",
     "server.metrics",
+    "cluster.cluster_args",
+    "cluster.expositions",
+    "cluster.keys",
+    "cluster.routing",
     "harness.load.workloads",
     "harness.load.summary",
     "harness.load.runs",
@@ -38,6 +42,7 @@ POLICY_MODULES = (  # in a milestone, where it has them; one in a folder as "ser
 FLOORS = (  # of a milestone, from the ground up: each imports from its own floor and from those below
     "",  # the engine: whatever stands in no wing
     "server",
+    "cluster",
     "harness",  # the names that its rooms share
     "harness.load",
     "harness.compare",

@@ -1,0 +1,53 @@
+"""Loads in which prompts begin alike: who asks what, one turn after the other. Torch-free.
+
+    chats             8 users, each in a conversation of 6 turns: a turn's prompt is all that was said before, and more
+    system prompts    8 users with 4 short questions each, every one behind one of 4 long system prompts
+
+`measurements/routing.py` asks real replicas, `measurements/simulation.py` simulated ones.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NUM_BLOCKS = 400  # of a replica's pool: it holds half of what these loads have in common, but not all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A user's next question: `start` and `new`, or what was said so far and `new` where there is no `start`."""
+
+    start: Sequence[int] | None
+    new: Sequence[int]
+    num_tokens: int  # of the answer
+
+    def prompt(self, said: Sequence[int]) -> list[int]:
+        """Its tokens, behind what was said."""
+        return [*(said if self.start is None else self.start), *self.new]
+
+
+Session = list[Turn]  # one user's: each turn is asked when the answer to the one before is complete
+
+
+def chats(
+    seed: int, num_users: int = 8, *, num_turns: int = 6, num_new: int = 200, num_tokens: int = 50
+) -> list[Session]:
+    """Conversations, which have nothing in common with each other."""
+    rng = random.Random(seed)
+    return [[Turn(None, _ids(rng, num_new), num_tokens) for _ in range(num_turns)] for _ in range(num_users)]
+
+
+def system_prompts(
+    seed: int, num_users: int = 8, *, num_prompts: int = 4, num_questions: int = 4, num_common: int = 2000
+) -> list[Session]:
+    """Short questions behind a few long system prompts, in any order."""
+    rng = random.Random(seed)
+    prompts = [_ids(rng, num_common) for _ in range(num_prompts)]
+    return [[Turn(rng.choice(prompts), _ids(rng, 30), 32) for _ in range(num_questions)] for _ in range(num_users)]
+
+
+WORKLOADS = {"chats": chats, "system prompts": system_prompts}
+
+
+def _ids(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(100, 40000) for _ in range(number)]
