@@ -170,7 +170,7 @@ def attentions(kernels: Kernels, config: ModelConfig, repeats: int) -> dict[str,
         num_blocks = -(-(past + new) // 16)
         order = torch.randperm(num_blocks * num_requests).tolist()
         tables = [order[i * num_blocks : (i + 1) * num_blocks] for i in range(num_requests)]
-        gathered = KVCache(config, len(order), 16, torch.device("cpu"), torch.float32, sdpa)
+        gathered = Gathering(config, len(order), 16, torch.device("cpu"), torch.float32, sdpa)
         in_place = PagedKVCache(config, len(order), 16, sdpa, kernels)
         for pool in (gathered, in_place):
             pool.kv.normal_()
@@ -229,6 +229,13 @@ def _rows(
         kernels.silu_mul(gate_up)
 
 
+class Gathering(KVCache):
+    """The plain pool, given queries and keys side by side, as PyTorch's rotation leaves them: else it is slower."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(layer, q.contiguous(), k.contiguous(), v)
+
+
 class RowsByTorch:
     """Kernels whose norms, rotations and gates are PyTorch's."""
 
@@ -254,7 +261,7 @@ def steps(repeats: int) -> dict[str, Any]:
     for name in ("products", "rows"):  # these gather
         runner, pool = engines[name].model_runner, engines[name].model_runner.kv_cache
         shape = (runner.model.config, engines[name].pool.num_blocks, pool.block_size)
-        runner.kv_cache = KVCache(*shape, torch.device("cpu"), torch.float32, pool.attention)
+        runner.kv_cache = Gathering(*shape, torch.device("cpu"), torch.float32, pool.attention)
     engines["products"].model.kernels = RowsByTorch()  # type: ignore[attr-defined]
     found = {}
     for name, (num_requests, prompt_len) in STEPS.items():
