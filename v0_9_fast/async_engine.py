@@ -3,7 +3,6 @@
     event loop                                           engine thread
     submit, close   ──▶ commands (under a condition) ──▶ run before the next step
     RequestStream   ◀── one call_soon_threadsafe a step ◀── engine.step()
-    all are written ──▶ an event ────────────────────────▶ the next step, on a CPU
 
 A third thread, alone, encodes prompts, which may be long, and renders chats; the others only look tokens up, which
 changes nothing in a tokenizer. Everything else in this file runs on the event loop, but for `AsyncEngine._run` and what
@@ -32,7 +31,6 @@ from .pace import Pace
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-OUTPUT_SECONDS = 0.02  # at most, that the next step waits until this one's outputs have been written
 
 
 class UnavailableError(Exception):
@@ -134,7 +132,6 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._num_tokenizing = 0
-        self._written = threading.Event()  # a step's outputs, by their readers
         # Whose requests failed in this step, and the errors' types; the engine's thread alone touches it. The engine is
         # given the list, and not `self`: it would hold what holds it, and errors hold the frames they came through.
         # Nothing but the garbage collector would then free its memory.
@@ -344,8 +341,6 @@ class AsyncEngine:
                 failed.stream.fail(RequestFailedError(f"The model failed on this request ({reason})."))
                 self._abort(failed.stream)  # its other prompts
 
-        self._loop.call_soon(self._written.set)  # behind the readers, who have just been woken
-
     def _die(self) -> None:
         for stream in {request.stream for request in self._requests.values()}:
             stream.fail(EngineDeadError("The engine has stopped after an internal error: its log says more."))
@@ -370,13 +365,8 @@ class AsyncEngine:
                     continue
                 outputs = self.engine.step()
                 if outputs or self._failures:
-                    self._written.clear()
                     self._loop.call_soon_threadsafe(self._deliver, outputs, self._failures.copy(), time.perf_counter())
                     self._failures.clear()
-                    # On a CPU all cores compute. Whoever writes meanwhile takes one of them away from a product, whose
-                    # other threads then wait for it, and both want the interpreter's lock.
-                    if self.engine.model.device.type == "cpu":
-                        self._written.wait(OUTPUT_SECONDS)
         except BaseException:
             logger.exception("The engine's loop has ended.")
             self._has_failed = True

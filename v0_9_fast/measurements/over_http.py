@@ -1,9 +1,8 @@
 """What HTTP costs now that steps are short: `python -m v0_9_fast.measurements.over_http`.
 
-The same 32 requests through the server and through `LLM.generate`, in turns; whichever has no work is stopped. A second
-server doesn't wait until a step's outputs are written before it computes the next one. The client is a process of its
-own, on the same cores, so its processor time is measured too, and the servers'. The figures go to `over_http.json` with
-their recipe; the pages quote that file. It takes about two minutes.
+The same 32 requests through the server and through `LLM.generate`, in turns; whichever has no work is stopped. The
+client is a process of its own, on the same cores, so its processor time is measured too, and the server's. The figures
+go to `over_http.json` with their recipe; the pages quote that file. It takes about two minutes.
 """
 
 import argparse
@@ -23,21 +22,10 @@ from common.measuring.child import Child
 from common.measuring.recipe import recipe, spread
 from common.weights import resolve
 
-from ..async_engine import OUTPUT_SECONDS
-
 MILESTONE = (__package__ or "").partition(".")[0]
 RESULTS = Path(__file__).with_suffix(".json")
 NAME = "SmolLM2-135M-Instruct"
 NUM_REQUESTS, NUM_PROMPT_TOKENS, NUM_TOKENS = 32, 30, 64
-
-# The server, with so many seconds as OUTPUT_SECONDS.
-SERVER = """
-import importlib, sys
-package, seconds = sys.argv.pop(1), float(sys.argv.pop(1))
-importlib.import_module(package + ".async_engine").OUTPUT_SECONDS = seconds
-sys.exit(importlib.import_module(package + ".server.app").main())
-"""
-WAYS = {"http": OUTPUT_SECONDS, "at_once": 0.0}  # servers, and how long they wait
 
 # `LLM.generate` in a process of its own; answers a line with a line.
 OFFLINE = """
@@ -85,11 +73,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count, after one that warms up")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
-    parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
         for line in sys.stdin:
-            print("RESULT " + json.dumps(_stream_all(*json.loads(line))), flush=True)
+            print("RESULT " + json.dumps(_stream_all(args.client, *json.loads(line))), flush=True)
         return
     load = {"requests": NUM_REQUESTS, "prompt": NUM_PROMPT_TOKENS, "output": NUM_TOKENS}
     made = recipe(model=NAME, dtype="float32", repeats=args.repeats, warmup_rounds=1, **load)
@@ -99,49 +87,43 @@ def main() -> None:
 
 
 def measure(folder: Path, repeats: int) -> dict[str, Any]:
-    """Output tokens/s each way, and the processor seconds of server and client for a second of serving."""
-    ports = {name: _free_port() for name in WAYS}
-    servers: dict[str, Server] = {}
+    """Output tokens/s both ways, and the processor seconds of server and client for a second of serving."""
+    port = _free_port()
+    server = _started(folder, port)
     offline = Child("LLM.generate", [sys.executable, "-c", OFFLINE, MILESTONE, str(folder)])
-    client = Child("client", [sys.executable, "-m", f"{__package__}.over_http", "--client"])
-    rates: dict[str, list[float]] = {name: [] for name in (*WAYS, "generate")}
-    cpu: dict[str, dict[str, list[float]]] = {name: {"server": [], "event_loop": [], "client": []} for name in WAYS}
+    client = Child("client", [sys.executable, "-m", f"{__package__}.over_http", "--client", str(port)])
+    rates: dict[str, list[float]] = {"http": [], "generate": []}
+    cpu: dict[str, list[float]] = {"server": [], "event_loop": [], "client": []}
     num_tokens = NUM_REQUESTS * NUM_TOKENS
     try:
-        for name, seconds in WAYS.items():
-            servers[name] = _started(folder, ports[name], seconds)
-            with servers[name]:
-                pass  # it is stopped from here on
         for repeat in range(repeats + 1):
             print(f"round {repeat} of {repeats} ...", file=sys.stderr, flush=True)
             question = [_prompts(repeat), NUM_TOKENS]
-            for name, server in servers.items() if repeat % 2 else reversed(servers.items()):
-                with server:
-                    before, loop_before = server.cpu_seconds(), server.loop_seconds()
-                    seconds, its_cpu = client.ask([ports[name], *question])
-                    used, used_by_loop = server.cpu_seconds() - before, server.loop_seconds() - loop_before
-                if repeat:
-                    rates[name].append(num_tokens / seconds)
-                    for whose, value in (("server", used), ("event_loop", used_by_loop), ("client", its_cpu)):
-                        cpu[name][whose].append(value / seconds)
+            with server:
+                before, loop_before = server.cpu_seconds(), server.loop_seconds()
+                seconds, its_cpu = client.ask(question)
+                used, used_by_loop = server.cpu_seconds() - before, server.loop_seconds() - loop_before
             offline_seconds = offline.ask(question)
             if repeat:
+                rates["http"].append(num_tokens / seconds)
                 rates["generate"].append(num_tokens / offline_seconds)
+                cpu["server"].append(used / seconds)
+                cpu["event_loop"].append(used_by_loop / seconds)
+                cpu["client"].append(its_cpu / seconds)
     finally:
-        for process in (*servers.values(), offline, client):
+        for process in (server, offline, client):
             process.close()
     return {
         "what": f"output tokens/s of {NUM_REQUESTS} requests at once; processor seconds in a second of serving",
         "rate": {name: spread(values) for name, values in rates.items()},
-        "share": {name: spread([a / b for a, b in zip(rates[name], rates["generate"], strict=True)]) for name in WAYS},
-        "cpu": {name: {whose: spread(values) for whose, values in each.items()} for name, each in cpu.items()},
+        "share": spread([a / b for a, b in zip(rates["http"], rates["generate"], strict=True)]),
+        "cpu": {name: spread(values) for name, values in cpu.items()},
     }
 
 
-def _started(folder: Path, port: int, output_seconds: float) -> Server:
+def _started(folder: Path, port: int) -> Server:
     flags = ["--model", str(folder), "--served-model-name", NAME, "--port", str(port), "--log-level", "warning"]
-    command = [sys.executable, "-c", SERVER, MILESTONE, str(output_seconds), "--no-enable-prefix-caching", *flags]
-    server = Server("server", command)
+    server = Server("server", [sys.executable, "-m", MILESTONE, "--no-enable-prefix-caching", *flags])
     for _ in range(120):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
