@@ -20,7 +20,6 @@ needs_ray = pytest.mark.skipif(
 KEY = "s3cret"
 ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",  # it would end replicas where other tests fill the memory
-    "RAY_AUTH_MODE": "disabled",  # else a token is written to the home
 }
 
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common import cli
 from common.errors import ModelError
 
+from ..async_engine import UnavailableError
 from ..engine_args import EngineArgs
 from ..server.app import LOG_FORMAT, api_keys, load_app
 from ..server.server_args import ServerArgs
@@ -176,7 +177,10 @@ class Reached:
 
     async def max_body_bytes(self) -> int:
         """See `Replicas`."""
-        limit: int = await self._handle.options(method_name="max_body_bytes").remote()
+        try:
+            limit: int = await self._handle.options(method_name="max_body_bytes").remote()
+        except (RayError, RayServeException) as error:
+            raise UnavailableError(f"No replica can be asked: {str(error).partition(chr(10))[0]}") from None
         return limit
 
 
@@ -184,7 +188,7 @@ async def _of_all(asked: DeploymentBroadcastResponse) -> list[Any]:
     """The answers, without those of replicas that failed; none if one is late, as Ray gives all or nothing."""
     try:
         answers = await asked.results_async(timeout_s=ALL_SECONDS, return_exceptions=True)
-    except TimeoutError:
+    except (TimeoutError, RayError, RayServeException):
         return []
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 

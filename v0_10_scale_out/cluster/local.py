@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -38,6 +39,9 @@ HERE = {  # and this for a Ray of our own
     # Where it is not to make a cluster, Ray takes 127.0.0.1 for this machine's address, and listens on nothing else.
     # The switch was made for Windows and macOS, hence its name, but works on Linux, too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Other users of this machine reach its loopback, too. Ray would make a token as well, and write it into the home.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
 OBJECT_STORE_BYTES = 256 * 2**20  # large bodies of requests pass through it
 

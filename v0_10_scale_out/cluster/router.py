@@ -76,5 +76,5 @@ class PolicyRouter(RequestRouter):
 
 def _route(request: PendingRequest) -> Route:
     """What the ingress has sent along, as the first argument."""
-    [first, *_] = [*request.args, None]
+    first = request.args[0] if request.args else None
     return first if isinstance(first, Route) else Route()

@@ -7,7 +7,7 @@
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NUM_BLOCKS = 400  # of a replica's pool: it holds half of what these loads have in common, but not all of it
@@ -46,7 +46,7 @@ def system_prompts(
     return [[Turn(rng.choice(prompts), _ids(rng, 30), 32) for _ in range(num_questions)] for _ in range(num_users)]
 
 
-WORKLOADS = {"chats": chats, "system prompts": system_prompts}
+WORKLOADS: dict[str, Callable[[int], list[Session]]] = {"chats": chats, "system prompts": system_prompts}
 
 
 def _ids(rng: random.Random, number: int) -> list[int]:
