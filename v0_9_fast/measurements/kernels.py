@@ -4,6 +4,7 @@
     attention    one layer: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
     rows         norm, rotation and gate of one layer, by rows: ours, and PyTorch's
     step         a whole step of decodes: without kernels, with one kind after the other, with 16-bit weights
+    threads      a whole step by the number of threads
     reading      a step of one request, and a sum over as many bytes as it has weights: how fast memory can be read
     around       the parts of a step with the kernels: what is not the model, too
     choosing     how long it takes to find out which product is the faster one
@@ -68,7 +69,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "float16": {"kernels": "c", "weights_dtype": "float16"},
     "bfloat16": {"kernels": "c", "weights_dtype": "bfloat16"},
 }
-PARTS = ("product", "attention", "rows", "step", "reading", "around", "choosing")
+PARTS = ("product", "attention", "rows", "step", "threads", "reading", "around", "choosing")
 
 
 def main() -> None:
@@ -96,6 +97,7 @@ def main() -> None:
         "attention": lambda: attentions(kernels, config, args.repeats),
         "rows": lambda: rows(kernels, config, args.repeats),
         "step": lambda: steps(args.repeats),
+        "threads": lambda: threads(args.threads, args.repeats),
         "reading": lambda: reading(config, args.repeats),
         "around": lambda: around(args.repeats),
         "choosing": lambda: choosings(kernels, config, args.repeats),
@@ -273,6 +275,26 @@ def steps(repeats: int) -> dict[str, Any]:
             assert len(engine.scheduler.running) == num_requests, "a request has ended: its steps were no full ones"
             _end(engine, num_requests)
     return found
+
+
+def threads(most: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a step of decodes with 1, 2, 4, ... threads, by the number of requests."""
+    engine = LLMEngine(max_model_len=2048, enable_prefix_caching=False, kernels="c")
+    numbers = [number for number in (1, 2, 4, 8, 16, 32, 64) if number < most] + [most]
+    found = {}
+    for name, (num_requests, prompt_len) in STEPS.items():
+        _begin(engine, num_requests, prompt_len, NUM_STEPS * (repeats + 1) * len(numbers))
+        ways = {str(number): partial(_step_by, engine, number) for number in numbers}
+        found[name] = compared(ways, repeats, f"{NUM_STEPS} steps of {name} by threads", NUM_STEPS)
+        assert len(engine.scheduler.running) == num_requests, "a request has ended: its steps were no full ones"
+        _end(engine, num_requests)
+    torch.set_num_threads(most)
+    return found
+
+
+def _step_by(engine: LLMEngine, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    _step(engine)
 
 
 def _step(engine: LLMEngine) -> None:
