@@ -22,7 +22,7 @@ def test_it_says_what_it_serves_ends_its_streams_at_a_signal_and_leaves_nothing(
     arguments = ["--replicas", 2, "--model", tiny.folder, "--routing-threshold", 0, "--shutdown-timeout", 60]
     server = Server(*arguments, "--allow-control", module="v0_10_scale_out")
     try:
-        assert f"{tiny.folder} on 2 replicas, 1 cores and 0 GPUs each; routing: prefix\n" in server.text
+        assert f"{tiny.folder} on 2 replicas, 1 core and 0 GPUs each; routing: prefix\n" in server.text
         assert f"All replicas side by side: {server.url}/visualizer." in server.text
         processes = descendants(server.process.pid)
         assert len(processes) > 5

@@ -78,6 +78,8 @@ def test_what_needs_ray_and_what_starts_it(args, needs_ray, starts_ray, most):
         ({"replicas": 3, "max_replicas": 2}, r"max_replicas must be at least replicas \(3\), got 2."),
         ({"target_requests": 0}, "target_requests must be above 0, got 0."),
         ({"upscale_delay": -1}, "upscale_delay must be at least 0, got -1."),
+        ({"target_requests": float("nan")}, "target_requests must be above 0, got nan."),
+        ({"drain_timeout": float("inf")}, "drain_timeout must be at least 0, got inf."),
         ({"downscale_delay": -1}, "downscale_delay must be at least 0, got -1."),
         ({"drain_timeout": -1}, "drain_timeout must be at least 0, got -1."),
         ({"replica_cpus": 0}, "replica_cpus must be at least 1, got 0."),

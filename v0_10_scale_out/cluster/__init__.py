@@ -1,7 +1,8 @@
 """Many replicas on Ray Serve: the same server, several times, behind one address.
 
 In reading order: `routing` (the policy) and `keys` (what it compares), `replica` (an engine with its server), `ingress`
-and `outgoing` (what stands before all replicas), then `router`, `deployments` and `local`, which alone import Ray.
+and `outgoing` (what stands before all replicas), then `router`, `deployments` and `local`, the only ones that import
+Ray.
 """
 
 from typing import Any

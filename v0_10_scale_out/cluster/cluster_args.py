@@ -70,10 +70,10 @@ class ClusterArgs:
             check_count(name, getattr(self, name))
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ModelError(f"max_replicas must be at least replicas ({self.replicas}), got {self.max_replicas}.")
-        if self.target_requests <= 0:
+        if not 0 < self.target_requests < float("inf"):
             raise ModelError(f"target_requests must be above 0, got {self.target_requests}.")
         for name in ("upscale_delay", "downscale_delay", "drain_timeout", "replica_gpus", "routing_threshold"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise ModelError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not 0 <= self.routing_min_share <= 1:
             raise ModelError(f"routing_min_share must be from 0 to 1, got {self.routing_min_share}.")

@@ -197,10 +197,10 @@ def _check_model(args: EngineArgs) -> None:
 def _welcome(name: str, url: str, args: ClusterArgs, has_keys: bool) -> str:
     """What is served, by how many, and a line to try."""
     key = "\n    -H 'Authorization: Bearer YOUR_KEY' \\" if has_keys else ""
-    many = f"{args.replicas} replicas"
+    many, cores = f"{args.replicas} replicas", f"{args.replica_cpus} core{'s' * (args.replica_cpus != 1)}"
     if args.max_replicas is not None:
         many = f"{args.replicas} to {args.max_replicas} replicas, {args.target_requests:g} requests each"
-    return f"""{name} on {many}, {args.replica_cpus} cores and {args.replica_gpus:g} GPUs each; routing: {args.routing}
+    return f"""{name} on {many}, {cores} and {args.replica_gpus:g} GPUs each; routing: {args.routing}
 Listening on {url} (Ctrl-C ends). All replicas side by side: {url}/visualizer. Their metrics: {url}/metrics. Try:
 
   curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\{key}

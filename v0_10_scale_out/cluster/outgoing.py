@@ -49,7 +49,8 @@ class Outgoing:
         else:
             if not self.has_begun and self._head is not None and not self._is_stream:
                 await self._send(self._head)
-            self.has_begun = self.has_begun or not message.get("body", b"").startswith(b":")
+            is_comment = self._is_stream and message.get("body", b"").startswith(b":")
+            self.has_begun = self.has_begun or not is_comment
             await self._send(message)
 
     async def fail(self, error: Exception) -> None:

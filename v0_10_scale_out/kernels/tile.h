@@ -57,8 +57,8 @@ INLINE vec load(const void *w, long i, int stored) {
 #endif
 }
 
-/* Where the weights of a tile lie: `side` vectors of them side by side, and as many again elsewhere. `next` and
-   `second_next` are what will be read soon after each, and memory is asked for it along the way; or NULL. */
+/* Where the weights of a tile lie: `side` vectors of them side by side, and the others, if there are more, elsewhere.
+   `next` and `second_next` are what will be read soon after each, and memory is asked for it along the way; or NULL. */
 struct weights {
     const char *first, *second, *next, *second_next;
     long stride, next_bytes;  /* weights, and bytes of `next`, from one `k` to the next */
@@ -79,7 +79,7 @@ INLINE void tile(int rows, int vectors, int side, int stored, const float *x, lo
         for (int v = 0; v < vectors; v++)
             weights[v] = load(v < side ? w.first : w.second, k * w.stride + (v % side) * LANES, stored);
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {  /* each line of 64 bytes once */
+        for (int v = 0; v < vectors; v++) {  /* each line of 64 bytes; some twice, where weights of 16 bits are next */
             const char *next = v < side ? w.next : w.second_next;
             if (next && (v % side) * LANES * SIZE(stored) % 64 == 0)
                 __builtin_prefetch(next + k * w.next_bytes + (v % side) * LANES * SIZE(stored));

@@ -229,7 +229,7 @@ def build_app(
         async_engine.check_serving()
         return respond(Health(status="ok"))
 
-    visualizer.install(app, async_engine, args, {"milestone": "v0.8", "model": names[0]})
+    visualizer.install(app, async_engine, args, {"milestone": ".".join(__name__.split("_")[:2]), "model": names[0]})
 
     @app.get("/version", responses={200: {"model": Version}, **error()})
     async def version() -> Response:

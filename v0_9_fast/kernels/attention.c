@@ -33,11 +33,12 @@ struct step {
 /* `side` vectors from `w` on, and others from `second` on, with what will be read next. */
 INLINE struct weights floats(const float *w, const float *second, const float *next, const float *second_next,
                              long stride) {
-    return (struct weights){(const char *)w, (const char *)second, (const char *)next, (const char *)second_next, stride, 4 * stride};
+    return (struct weights){(const char *)w,           (const char *)second, (const char *)next,
+                            (const char *)second_next, stride,               4 * stride};
 }
 
-/* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. `next` is the w of the
-   call that follows. */
+/* y (+)= x · w, all row by row: vectors as far as they go, and the rest of the columns one by one. `next` is the w of
+   the call that follows. */
 INLINE void multiply(long rows, const float *x, long x_stride, const float *w, const float *next, long w_stride,
                      long depth, float *y, long y_stride, long columns, int add) {
     long c = 0;
@@ -45,10 +46,14 @@ INLINE void multiply(long rows, const float *x, long x_stride, const float *w, c
         struct weights two = floats(w + c, w + c + PANEL, next + c, next + c + PANEL, w_stride);
         tiles(rows, 4, 2, FLOAT32, x, x_stride, two, depth, y + c, y_stride, add);
     }
-    for (; c + PANEL <= columns; c += PANEL)
-        tiles(rows, 2, 2, FLOAT32, x, x_stride, floats(w + c, NULL, next + c, NULL, w_stride), depth, y + c, y_stride, add);
-    for (; c + LANES <= columns; c += LANES)
-        tiles(rows, 1, 1, FLOAT32, x, x_stride, floats(w + c, NULL, next + c, NULL, w_stride), depth, y + c, y_stride, add);
+    for (; c + PANEL <= columns; c += PANEL) {
+        struct weights one = floats(w + c, NULL, next + c, NULL, w_stride);
+        tiles(rows, 2, 2, FLOAT32, x, x_stride, one, depth, y + c, y_stride, add);
+    }
+    for (; c + LANES <= columns; c += LANES) {
+        struct weights half = floats(w + c, NULL, next + c, NULL, w_stride);
+        tiles(rows, 1, 1, FLOAT32, x, x_stride, half, depth, y + c, y_stride, add);
+    }
     for (; c < columns; c++)
         for (long r = 0; r < rows; r++) {
             float sum = add ? y[r * y_stride + c] : 0.0f;
@@ -179,8 +184,8 @@ int attention(const float *q, long q_stride, const float *keys, const float *val
     return no_memory;
 }
 
-/* Put new keys and values into their blocks, item by item (see `attention`); k and v are [tokens][num_kv_heads][head_dim],
-   with so many floats from token to token. */
+/* Put new keys and values into their blocks, item by item (see `attention`); k and v are
+   [tokens][num_kv_heads][head_dim], with so many floats from token to token. */
 void store(const float *k, long k_stride, const float *v, long v_stride, const int32_t *tables, const int32_t *items,
            long num_items, float *keys, float *values, long num_kv_heads, long head_dim, long block_size) {
 #pragma omp parallel for if (num_items >= 64)

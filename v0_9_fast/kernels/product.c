@@ -37,9 +37,7 @@ INLINE void some_panels(int vectors, int stored, const float *x, long num_rows, 
             tiles(num_rows, vectors, 2, stored, x + k, depth, w, deep, target, stride, started || k > 0);
         } else {
             float wide[DEPTH * PANEL];
-            for (long i = 0; i < deep * PANEL; i += LANES) {
-                *(vec *)(wide + i) = load(block, i, stored);
-            }
+            for (long i = 0; i < deep * PANEL; i += LANES) *(vec *)(wide + i) = load(block, i, stored);
             struct weights w = {(const char *)wide, NULL, block + AHEAD, NULL, PANEL, PANEL * SIZE(stored)};
             tiles(num_rows, 2, 2, FLOAT32, x + k, depth, w, deep, target, stride, started || k > 0);
         }

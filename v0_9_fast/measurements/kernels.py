@@ -1,8 +1,8 @@
 """What each kernel gains: `python -m v0_9_fast.measurements.kernels`.
 
-    product      all products of the model's layers once, by rows: ours in three ways of storing weights, and oneDNN's
-    attention    one layer: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
-    rows         norm, rotation and gate of one layer, by rows: ours, and PyTorch's
+    product      all products of twelve layers once, by rows: ours in three ways of storing weights, and oneDNN's
+    attention    all layers: blocks in place, and gathered for SDPA, for decodes and for chunks of prompts
+    rows         norms, rotation and gate of all layers, by rows: ours, and PyTorch's
     step         a whole step of decodes: without kernels, with one kind after the other, with 16-bit weights
     threads      a whole step by the number of threads
     reading      a step of one request, and a sum over as many bytes as it has weights: how fast memory can be read
@@ -10,8 +10,8 @@
     choosing     how long it takes to find out which product is the faster one
 
 Each pair is timed in turns within a round, and a ratio is taken within a round: above 1, the kernel is faster. The
-figures go to `kernels.json` with their recipe; the pages quote that file. It takes about three minutes, and wants a
-machine that does nothing else.
+figures go to `kernels.json` with their recipe; the pages quote that file. It takes some minutes, and wants a machine
+that does nothing else.
 """
 
 import argparse
