@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.kernels import on_kernels, real_on_kernels
+from tests.kit.kernels import on_kernels
 from tests.v0_10.ray_kit import ENVIRONMENT
 from v0_10_scale_out.cluster.cluster_args import ClusterArgs
 from v0_10_scale_out.cluster.local import prepare
@@ -18,9 +18,3 @@ prepare(ClusterArgs())
 def tiny(tiny: Any) -> Any:
     """TINY on the kernels."""
     return on_kernels("v0_10_scale_out", tiny)
-
-
-@pytest.fixture
-def real(real: Any) -> Any:
-    """SmolLM2-135M-Instruct on the kernels; freed with the other one."""
-    return real_on_kernels("v0_10_scale_out", real)

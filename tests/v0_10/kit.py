@@ -26,6 +26,7 @@ class Here:
         self.replicas = {replica.name: replica for replica in replicas}
         self.policy = Policy(**({"seed": 0} | policy))
         self.asked = []  # the names, in order
+        self.num_passed = 0  # messages that came from a replica and went on to a client
         self.lost = {}  # of each replica that is lost: the messages that still come from it
         self.is_deaf = False  # nobody takes a request
         self._ids = itertools.count()
@@ -51,6 +52,7 @@ class Here:
                     if name in self.lost:
                         self.lost[name] -= 1
                     yield messages
+                    self.num_passed += len(messages)
         finally:
             self.policy.end(request_id)
 

@@ -91,7 +91,7 @@ def test_a_stream_that_has_begun_ends_with_an_error_that_openais_client_raises(s
         asked = clients.submit(server.complete, stream=True, max_tokens=50)
         for model in models:
             model.steps.release(3)
-        wait_until(lambda: sum(model.num_forwards for model in models) >= 3, "three tokens are made")
+        wait_until(lambda: server.here.num_passed >= 3, "accepted, the head and a token have come to the client")
         server.here.lost[server.here.asked[0]] = 0
         for model in models:
             model.steps.release(1000)

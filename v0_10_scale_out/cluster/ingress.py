@@ -185,7 +185,7 @@ class Ingress:
             case "GET", "/replicas":
                 return await self._states()
             case "GET", _ if path.startswith("/visualizer"):
-                return overview(path.removeprefix("/visualizer"))
+                return overview(path.removeprefix("/visualizer"), scope["query_string"].decode("latin-1"))
             case "POST", _ if path in TO_ALL:
                 return await self._to_all(_passed_on(scope), body)
         return None

@@ -17,10 +17,10 @@ FILES = {path.name: path for folder in (WEB, OVERVIEW) for path in folder.iterdi
 FRAMED = HEADERS | {"Content-Security-Policy": HEADERS["Content-Security-Policy"] + "; frame-src 'self'"}
 
 
-def overview(path: str) -> Response:
-    """The page's file at this path, as it stands behind `/visualizer`."""
+def overview(path: str, query: str) -> Response:
+    """The page's file at this path, as it stands behind `/visualizer`, with what stands behind its question mark."""
     if not path:
-        return RedirectResponse("visualizer/")
+        return RedirectResponse("visualizer/" + (f"?{query}" if query else ""))
     file = FILES.get(path.removeprefix("/") or "index.html")
     if file is None:
         return error_response(404, "The visualizer has no such file.")
