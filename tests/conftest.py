@@ -3,9 +3,10 @@
 A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
 `tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
 
-`make test` runs the real model, servers, and what is `thorough`, for the milestone that made a promise and for the
-newest ones; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between is not left
-untested: the ledger's test checks that most of its files are, byte by byte, those of a milestone that is tested.
+`make test` runs servers, and what is `thorough`, for the milestone that made a promise and for the newest ones, and the
+real model for the former; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between
+is not left untested: the ledger's test checks that most of its files are, byte by byte, those of a milestone that is
+tested.
 
 The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
 of a file stay together in a process, too, as they share what their file has made.
@@ -80,9 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file, _, test = nodeid.partition("::")
             if RAY in file:
                 return RAY  # one Ray at a time
-            if REAL in test:  # a model on kernels is another one, and takes as much memory
-                return f"{REAL} on kernels" if "v0_9" in file else REAL
-            return f"{file} {INTERRUPT}" if INTERRUPT in test else file
+            return REAL if REAL in test else f"{file} {INTERRUPT}" if INTERRUPT in test else file
 
     config.option.loadscopereorder = False  # it would put the longest of them, which are few, at the end
     return Scheduling(config, log)
@@ -102,7 +101,9 @@ def _is_in_between(item: pytest.Item) -> bool:
     """Whether a promise is tested on a milestone that neither made it nor is the newest."""
     made_by = getattr(sys.modules[item.function.__module__], "SINCE", None)
     milestone = _milestone_of(item.path)
-    return milestone not in (None, *NEWEST) and not milestone.startswith(f"{made_by}_")
+    # The real model on kernels is another one beside the plain one, and takes as much memory: it is left to `--all`.
+    newest = () if item.get_closest_marker("real_model") else NEWEST
+    return milestone not in (None, *newest) and not milestone.startswith(f"{made_by}_")
 
 
 def _milestone_of(test_file: Path) -> str | None:
