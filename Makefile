@@ -35,8 +35,7 @@ visualize: $(VENV)/.demo ## Watch the engine serve a load: http://127.0.0.1:8000
 	$(BIN)/python -m tools.visualize
 
 test: $(VENV)/.test ## Install the test extra and run the tests (some minutes)
-	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/v0_10
-	$(BIN)/python -m pytest --numprocesses 2 tests/v0_10  # apart: together they would take more than 4 GB
+	$(BIN)/python -m pytest --numprocesses 2
 
 test-all: $(VENV)/.test ## Also the slow tests, and the real model for every milestone
 	$(BIN)/python -m pytest --numprocesses 2 --all

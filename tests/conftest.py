@@ -3,10 +3,9 @@
 A milestone's tests are found in `tests/v0_N`; the promises that every milestone keeps are written once, in
 `tests/contracts`, and run for each milestone from there (`tests/v0_N/test_contracts.py`).
 
-`make test` runs servers, and what is `thorough`, for the milestone that made a promise and for the newest ones, and the
-real model for the former; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between
-is not left untested: the ledger's test checks that most of its files are, byte by byte, those of a milestone that is
-tested.
+`make test` runs the real model, servers, and what is `thorough`, for the milestone that made a promise and for the
+newest ones; `--all` (that is, `make test-all`) runs everything for every milestone. What lies in between is not left
+untested: the ledger's test checks that most of its files are, byte by byte, those of a milestone that is tested.
 
 The tests of the real model come first, all in one process, so that it is loaded once and freed early. The other tests
 of a file stay together in a process, too, as they share what their file has made.
@@ -98,12 +97,10 @@ def _has_real(item: pytest.Item | None) -> bool:
 
 
 def _is_in_between(item: pytest.Item) -> bool:
-    """Whether a promise is tested on a milestone that neither made it nor is the newest."""
+    """Whether a promise is tested on a milestone that neither made it nor is one of the newest."""
     made_by = getattr(sys.modules[item.function.__module__], "SINCE", None)
     milestone = _milestone_of(item.path)
-    # The real model on kernels is another one beside the plain one, and takes as much memory: it is left to `--all`.
-    newest = () if item.get_closest_marker("real_model") else NEWEST
-    return milestone not in (None, *newest) and not milestone.startswith(f"{made_by}_")
+    return milestone not in (None, *NEWEST) and not milestone.startswith(f"{made_by}_")
 
 
 def _milestone_of(test_file: Path) -> str | None:
@@ -198,6 +195,17 @@ class Reference:
 
     def tokens(self, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
         return self._tokens(tuple(prompt_token_ids), num_tokens)
+
+
+@pytest.fixture
+def kernels() -> Any:
+    """v0.9's kernels in C; without a compiler there is nothing to test, and the engine is v0.8's."""
+    from v0_9_fast.kernels import bindings
+
+    loaded = bindings.load()
+    if isinstance(loaded, str):
+        pytest.skip(f"no kernels here: {loaded}")
+    return loaded
 
 
 @pytest.fixture

@@ -25,13 +25,3 @@ def on_kernels(milestone: str, reference: Any) -> Any:
     model, tokenizer = loader.load(reference.folder, None, args)
     own.__dict__["ready"] = {"model": model, "tokenizer": tokenizer}
     return own
-
-
-def real_on_kernels(milestone: str, real: Any) -> Any:
-    """The same of the real model, made once for a milestone's tests in a row, and freed with the other one."""
-    owner, own = getattr(real, "on_kernels", (None, None))
-    if owner != milestone:
-        real.on_kernels = own = None  # before the next one is made
-        own = on_kernels(milestone, real)
-        real.on_kernels = (milestone, own)
-    return own

@@ -106,8 +106,9 @@ def ingress(models, *, server=None, defaults=None, tokenizer=None, policy=None, 
         made["server"] = uvicorn.Server(process.uvicorn_config(Proxy(made["ingress"]), args))
         made["here"], made["loop"] = here, asyncio.get_running_loop()
         await made["server"].serve([socket])
-        for app in apps:
+        for app in apps:  # as their lifespan would
             await app.state.engine.shutdown(0)
+            del app.state.engine.engine
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()

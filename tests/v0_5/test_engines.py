@@ -73,11 +73,8 @@ def test_operators_are_split_into_classes_that_add_up(places):
     assert classes["attention and its memory"] > 0
 
 
+@pytest.mark.usefixtures("kernels")
 def test_kernels_in_c_are_operators_under_our_profiler(places):
-    from v0_9_fast.kernels import bindings
-
-    if isinstance(bindings.load(), str):
-        pytest.skip(f"no kernels here: {bindings.load()}")
     job = {"do": "operators", "prompts": PROMPTS, "output_lens": [11, 11, 11]}
     with peers.Engine("v0_9", peers.describe("v0_9", places, linear_backend="c")) as engine:
         unseen = engine.ask(job)

@@ -4,17 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.kernels import on_kernels, real_on_kernels
-from v0_9_fast.kernels import bindings
-
-
-@pytest.fixture
-def kernels() -> Any:
-    """The kernels in C; without a compiler there is nothing to test, and the engine is v0.8's."""
-    loaded = bindings.load()
-    if isinstance(loaded, str):
-        pytest.skip(f"no kernels here: {loaded}")
-    return loaded
+from tests.kit.kernels import on_kernels
 
 
 @pytest.fixture(scope="session")
@@ -26,4 +16,6 @@ def tiny(tiny: Any) -> Any:
 @pytest.fixture
 def real(real: Any) -> Any:
     """SmolLM2-135M-Instruct on the kernels; freed with the other one."""
-    return real_on_kernels("v0_9_fast", real)
+    if not hasattr(real, "on_kernels"):
+        real.on_kernels = on_kernels("v0_9_fast", real)
+    return real.on_kernels

@@ -18,7 +18,6 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common import cli
 from common.errors import ModelError
 
 from ..async_engine import UnavailableError
@@ -28,6 +27,7 @@ from ..server.server_args import ServerArgs
 from . import loopback
 from .cluster_args import ClusterArgs
 from .ingress import Ingress
+from .main import add_flags, from_flags
 from .outgoing import ReplicaLostError
 from .replica import Replica, behind_ingress
 from .router import PolicyRouter
@@ -57,8 +57,7 @@ def parse(args: dict[str, Any]) -> tuple[ClusterArgs, ServerArgs, EngineArgs]:
             raise ModelError(message)
 
     parser = Parser(allow_abbrev=False, add_help=False)
-    for cls in (ClusterArgs, ServerArgs, EngineArgs):
-        cli.add_arguments(parser, cls, title=cls.__name__)
+    add_flags(parser)
     words = []
     for name, value in args.items():
         if value is None:
@@ -68,12 +67,7 @@ def parse(args: dict[str, Any]) -> tuple[ClusterArgs, ServerArgs, EngineArgs]:
             words.append(flag if value in (True, "true", "True") else f"--no-{flag[2:]}")
         else:
             words += [f"{flag}={item}" for item in (value if isinstance(value, list) else [value])]
-    flags = parser.parse_args(words)
-    return (
-        cli.from_arguments(ClusterArgs, flags),
-        cli.from_arguments(ServerArgs, flags),
-        cli.from_arguments(EngineArgs, flags),
-    )
+    return from_flags(parser.parse_args(words))
 
 
 def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: EngineArgs) -> serve.Application:

@@ -23,9 +23,9 @@ from typing import Any
 from common import cli
 from common.errors import ModelError
 
-from ..engine_args import EngineArgs, shape_folder
+from ..engine_args import EngineArgs
 from ..server import listening
-from ..server.app import api_keys, model_names
+from ..server.app import api_keys, model_folder, model_names
 from ..server.server_args import ServerArgs
 from .cluster_args import ClusterArgs
 
@@ -58,7 +58,8 @@ def serve(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
     server_args.read_chat_template()
     name, keys = model_names(server_args, engine_args.model)[0], api_keys(server_args)
     print("Loading the model...", file=sys.stderr)
-    _check_model(engine_args)
+    with cli.loading():
+        model_folder(engine_args)  # what is wrong with it is told at once, and a GGUF file is converted once for all
     prepare(cluster_args)
     signals = _Signals()
     with _stopped(cluster_args, signals):
@@ -183,15 +184,6 @@ def _with_port(args: ServerArgs) -> ServerArgs:
     """With a port that is free, where 0 is asked for; raises `ModelError` for one that is not."""
     with listening.bind(args) as listener:
         return dataclasses.replace(args, port=listener.getsockname()[1])
-
-
-def _check_model(args: EngineArgs) -> None:
-    """Raise the `ModelError` that a replica would, before there is one; a GGUF file is converted here, once for all."""
-    with cli.loading():
-        from common.weights import resolve
-
-        is_dummy = args.load_format == "dummy"
-        resolve(shape_folder(args.model) if is_dummy else args.model, with_weights=not is_dummy)
 
 
 def _welcome(name: str, url: str, args: ClusterArgs, has_keys: bool) -> str:

@@ -18,10 +18,24 @@ def main(argv: list[str] | None = None) -> int:
         prog=f"python -m {__package__.partition('.')[0]}",
         description="Serve a Llama over HTTP, as OpenAI's API does, by one engine or by several.",
     )
+    add_flags(parser)
+    return cli.run(lambda: _serve(parser.parse_args(argv)))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """All flags there are."""
     cli.add_arguments(parser, ClusterArgs, title="cluster")
     cli.add_arguments(parser, ServerArgs, title="server")
     cli.add_arguments(parser, EngineArgs, title="engine")
-    return cli.run(lambda: _serve(parser.parse_args(argv)))
+
+
+def from_flags(args: argparse.Namespace) -> tuple[ClusterArgs, ServerArgs, EngineArgs]:
+    """What was said with them; raises `ModelError` for a value that cannot be used."""
+    return (
+        cli.from_arguments(ClusterArgs, args),
+        cli.from_arguments(ServerArgs, args),
+        cli.from_arguments(EngineArgs, args),
+    )
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -33,4 +47,4 @@ def _serve(args: argparse.Namespace) -> None:
         raise ModelError("Several replicas need Ray: install it with `pip install -e '.[ray]'`.")
     from .local import serve
 
-    serve(cluster_args, cli.from_arguments(ServerArgs, args), cli.from_arguments(EngineArgs, args))
+    serve(*from_flags(args))

@@ -13,12 +13,13 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli
 from common.errors import ModelError, shown
 
-from ..engine_args import EngineArgs
+from ..engine_args import EngineArgs, shape_folder
 from . import listening, process
 from .server_args import ServerArgs, check_api_key
 
@@ -64,6 +65,18 @@ def serve(args: argparse.Namespace) -> None:
         listening.remove(server_args)
 
 
+def model_folder(args: EngineArgs) -> Path:
+    """Where the model is; a GGUF file is converted, where that hasn't been done before.
+
+    Raises:
+        ModelError: it is not there, or cannot be served.
+    """
+    from common.weights import resolve
+
+    is_dummy = args.load_format == "dummy"
+    return resolve(shape_folder(args.model) if is_dummy else args.model, with_weights=not is_dummy)
+
+
 def load_app(
     server_args: ServerArgs, engine_args: EngineArgs, template: str | None
 ) -> "tuple[FastAPI, LLMEngine, dict[str, Any]]":
@@ -77,15 +90,10 @@ def load_app(
     with cli.loading():
         import torch
 
-        from common.weights import resolve
-
         from ..engine import LLMEngine
-        from ..engine_args import shape_folder
         from .defaults import sampling_defaults
 
-        is_dummy = engine_args.load_format == "dummy"
-        model = shape_folder(engine_args.model) if is_dummy else engine_args.model
-        defaults = sampling_defaults(server_args.generation_config, resolve(model, with_weights=not is_dummy))
+        defaults = sampling_defaults(server_args.generation_config, model_folder(engine_args))
         # On a CPU every thread that computes gets helpers of its own (OpenMP's), which wait for work by spinning. Two
         # sets of them on the same cores make each step a fifth slower: this thread, which only loads, gets none.
         num_threads = torch.get_num_threads()

@@ -188,7 +188,9 @@ int attention(const float *q, long q_stride, const float *keys, const float *val
    [tokens][num_kv_heads][head_dim], with so many floats from token to token. */
 void store(const float *k, long k_stride, const float *v, long v_stride, const int32_t *tables, const int32_t *items,
            long num_items, float *keys, float *values, long num_kv_heads, long head_dim, long block_size) {
-#pragma omp parallel for if (num_items >= 64)
+    const int32_t *last = items + 4 * (num_items - 1);
+    long num_tokens = num_items ? last[1] + last[2] : 0;  /* of the step: up to the last item's end */
+#pragma omp parallel for if (num_tokens >= 64)
     for (long i = 0; i < num_items; i++) {
         const int32_t *table = tables + items[4 * i];
         for (long n = 0; n < items[4 * i + 2]; n++) {

@@ -24,7 +24,6 @@ from . import tables
 from .roofline import Results
 
 RESULTS = Path(__file__).parents[2] / "measurements"
-FAST = {"fast": "comparison", "fast_float16": "float16"}  # v0.9's: name here, and there
 FILES = (
     "comparison",
     "progression",
@@ -83,7 +82,9 @@ def load(folder: Path) -> Results:
     if not folder.is_dir():
         raise ModelError(f"There is no folder {folder}.")
     fast = ROOT / "v0_9_fast" / "measurements" if folder == RESULTS else folder / "fast"
-    files = {name: folder / f"{name}.json" for name in FILES} | {name: fast / f"{FAST[name]}.json" for name in FAST}
+    files = {name: folder / f"{name}.json" for name in FILES} | {
+        name: fast / f"{there}.json" for name, there in tables.FAST.items()
+    }
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
