@@ -532,4 +532,5 @@ def test_loading_never_holds_more_than_one_copy(tmp_path: Path) -> None:
     num_weights = sum(torch.Size(shape).numel() for shape in shapes.values())
     for name, num_bytes in {"float32": 4 * num_weights, "bfloat16": 2 * num_weights}.items():
         assert num_bytes > 75e6
-        assert 0.95 * num_bytes < found[name] < 1.3 * num_bytes
+        # A little less than one copy is new memory: what the first model's loading left behind is used again.
+        assert 0.85 * num_bytes < found[name] < 1.3 * num_bytes

@@ -110,24 +110,39 @@ def test_a_viewer_who_falls_behind_gets_a_new_snapshot_and_nobody_waits_for_it(m
         hub = viewers_module.Viewers(engine, {}, {}, most_recorded=0)
         slow, quick = hub.watch(), hub.watch()
         followers = [Follower(json.loads(await anext(watching))) for watching in (slow, quick)]
-        ends = 0
-        for name in "ABC":
+        engine.set_pace(paused=True)  # a step only when the quick one has all of the last: none outruns it
+
+        async def until_the_end(name):
             engine.submit(name, [(None, tokens(9))], greedy(20))
-            while ends <= "ABC".index(name):  # the quick one takes everything, and the slow one nothing
-                message = json.loads(await anext(quick))
-                followers[1].take(message)
-                ends += message["type"] == "request_finished"
+            while f"{name}-0/0" not in followers[1].ended:
+                engine.set_pace(num_steps=1)
+                kind = None
+                while kind != "step":
+                    message = json.loads(await anext(quick))
+                    followers[1].take(message)
+                    kind = message["type"]
+
+        for name in "ABC":  # the quick one takes everything, and the slow one nothing
+            await until_the_end(name)
         # What waited for the slow one is dropped. It begins again with a snapshot, and then misses nothing.
         first = json.loads(await anext(slow))
         assert (first["type"], first["reason"]) == ("snapshot", "behind")
         followers[0].begin(first)
-        engine.submit("D", [(None, tokens(9))], greedy(3))
         seq = first["seq"]
-        while "D-0/0" not in followers[0].ended:
+
+        async def take_next():
+            nonlocal seq
             message = json.loads(await anext(slow))
             assert message["seq"] == seq + 1
             seq += 1
             followers[0].take(message)
+
+        while seq < followers[1].messages[-1]["seq"]:
+            await take_next()
+        engine.submit("D", [(None, tokens(9))], greedy(3))
+        engine.set_pace(paused=False)
+        while "D-0/0" not in followers[0].ended:
+            await take_next()
         await slow.aclose()
         await quick.aclose()
         await engine.shutdown(0)
