@@ -13,6 +13,7 @@ from tests.kit.server import RunningServer, wait_until
 from tests.kit.tokenizers import byte_tokenizer
 from v0_10_scale_out import LLMEngine
 from v0_10_scale_out.cluster.ingress import Ingress
+from v0_10_scale_out.cluster.joint import Inbox
 from v0_10_scale_out.cluster.outgoing import ReplicaLostError
 from v0_10_scale_out.cluster.replica import Replica, behind_ingress
 from v0_10_scale_out.cluster.routing import Policy, Route
@@ -22,7 +23,7 @@ from v0_10_scale_out.server.app import ServerArgs, api_keys, build_app, listenin
 class Here:
     """`Replicas` in this process, chosen by a policy as Ray's router does it. A test may lose some of them."""
 
-    def __init__(self, replicas, **policy):
+    def __init__(self, replicas, joint, **policy):
         self.replicas = {replica.name: replica for replica in replicas}
         self.policy = Policy(**({"seed": 0} | policy))
         self.asked = []  # the names, in order
@@ -30,8 +31,12 @@ class Here:
         self.lost = {}  # of each replica that is lost: the messages that still come from it
         self.is_deaf = False  # nobody takes a request
         self._ids = itertools.count()
+        self._inbox = Inbox(self._ask, self._read) if joint else None
 
-    async def ask(self, route: Route, scope, body):
+    def ask(self, route: Route, scope, body):
+        return self._ask(route, scope, body, None) if self._inbox is None else self._inbox.ask(route, scope, body)
+
+    async def _ask(self, route, scope, body, to):
         if self.is_deaf:
             await asyncio.Future()
         request_id = f"{next(self._ids)}"
@@ -45,16 +50,26 @@ class Here:
         self.policy.start(request_id, name, route.key)
         self.asked.append(name)
         try:
-            async with contextlib.aclosing(self.replicas[name].asgi(route, scope, body)) as answer:
+            async with contextlib.aclosing(self.replicas[name].asgi(route, scope, body, to)) as answer:
                 async for messages in answer:
-                    if self.lost.get(name, 1) <= 0:
-                        raise ReplicaLostError(f"{name} has died.")
-                    if name in self.lost:
-                        self.lost[name] -= 1
+                    self._come_from(name)
                     yield messages
                     self.num_passed += len(messages)
         finally:
             self.policy.end(request_id)
+
+    async def _read(self, replica, inbox):
+        async with contextlib.aclosing(self.replicas[replica].outbox(Route(), replica, inbox)) as batches:
+            async for batch in batches:
+                self._come_from(replica)
+                yield batch
+                self.num_passed += len(batch)
+
+    def _come_from(self, name):
+        if self.lost.get(name, 1) <= 0:
+            raise ReplicaLostError(f"{name} has died.")
+        if name in self.lost:
+            self.lost[name] -= 1
 
     async def states(self):
         return [await replica.state() for name, replica in self.replicas.items() if name not in self.lost]
@@ -88,7 +103,7 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def ingress(models, *, server=None, defaults=None, tokenizer=None, policy=None, **engine):
+def ingress(models, *, server=None, defaults=None, tokenizer=None, policy=None, joint=True, **engine):
     """Serve through an ingress and a replica for each model; yields a `RunningServer` with `here` and `ingress`."""
     args = ServerArgs(**({"served_model_name": ["tiny"]} | (server or {})))
     engines = [
@@ -101,7 +116,7 @@ def ingress(models, *, server=None, defaults=None, tokenizer=None, policy=None, 
     made = {}
 
     async def run():
-        here = Here([Replica(f"r{i}", app) for i, app in enumerate(apps)], **(policy or {}))
+        here = Here([Replica(f"r{i}", app) for i, app in enumerate(apps)], joint, **(policy or {}))
         made["ingress"] = Ingress(here, args, keys)
         made["server"] = uvicorn.Server(process.uvicorn_config(Proxy(made["ingress"]), args))
         made["here"], made["loop"] = here, asyncio.get_running_loop()

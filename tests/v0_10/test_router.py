@@ -87,6 +87,14 @@ def test_one_that_was_cancelled_before_it_came_to_a_replica_is_forgotten_with_th
     assert sum(router.loads().values()) == 1
 
 
+def test_the_stream_of_a_replicas_outbox_adds_no_load(router):
+    route = Route(only="b", is_request=False)
+    assert router.choose(request("1", route)) == [["b"], ["a"]]
+    router.on_request_routed(request("1", route), Id("a"), None)
+    assert route.choice.rule == "named"
+    assert router.loads() == {"a": 0, "b": 0}
+
+
 def test_a_lost_replica_takes_its_requests_along(router):
     for number in range(4):
         router.choose(request(f"{number}", Route([bytes([number])])))

@@ -55,6 +55,10 @@ class ClusterArgs:
     routing_blocks: int = field(
         default=65536, metadata={"help": "prefix: blocks of 64 bytes that are remembered of each replica"}
     )
+    joint_answers: bool = field(
+        default=True,
+        metadata={"help": "one stream from a replica for the tokens of all its requests, not one for each request"},
+    )
     replica_cpus: int = field(default=1, metadata={"help": "cores of a replica, and threads that it computes with"})
     replica_gpus: float = field(default=0.0, metadata={"help": "GPUs of a replica; a half lets two share one"})
     ray_address: str | None = field(

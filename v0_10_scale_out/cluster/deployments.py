@@ -7,8 +7,9 @@ Every flag of the command line is an argument here, with underscores. Where the 
 """
 
 import argparse
+import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, NoReturn
 
 from ray import serve
@@ -27,6 +28,7 @@ from ..server.server_args import ServerArgs
 from . import loopback
 from .cluster_args import ClusterArgs
 from .ingress import Ingress
+from .joint import Address, Batch, Inbox
 from .main import add_flags, from_flags
 from .outgoing import ReplicaLostError
 from .replica import Replica, behind_ingress
@@ -126,7 +128,8 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
     )
     # Read here: the file and the variable are on this machine.
     template, keys = server_args.read_chat_template(), api_keys(server_args)
-    return ingress.bind(replicas.bind(server_args, engine_args, template), server_args, keys)
+    bound = replicas.bind(server_args, engine_args, template)
+    return ingress.bind(bound, server_args, keys, cluster_args.joint_answers)
 
 
 class ServedReplica(Replica):
@@ -140,26 +143,41 @@ class ServedReplica(Replica):
 
 
 class Reached:
-    """`Replicas` through Ray's handle."""
+    """`Replicas` through Ray's handle.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    Args:
+        handle: of the replicas.
+        joint: whether a replica's answers share a stream.
+    """
+
+    def __init__(self, handle: DeploymentHandle, *, joint: bool) -> None:
         self._handle = handle
         self._asgi: Any = handle.options(method_name="asgi", stream=True)
+        self._outbox: Any = handle.options(method_name="outbox", stream=True)
+        self._inbox = Inbox(self._ask, self._read) if joint else None
 
-    async def ask(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
+    def ask(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """See `Replicas`."""
+        return self._ask(route, scope, body, None) if self._inbox is None else self._inbox.ask(route, scope, body)
+
+    async def _ask(
+        self, route: Route, scope: Scope, body: bytes, to: Address | None
+    ) -> AsyncGenerator[list[Message], None]:
         route.has_ended = False
-        answer = self._asgi.remote(route, scope, body)
+        answer = self._asgi.remote(route, scope, body, to)
         try:
-            async for messages in answer:
-                yield messages
-        except RayTaskError:  # of the app itself
-            raise
-        except (RayError, RayServeException) as error:
-            raise ReplicaLostError(str(error).partition("\n")[0]) from None
+            with _losses():
+                async for messages in answer:
+                    yield messages
         finally:
             route.has_ended = True
             answer.cancel()
+
+    async def _read(self, replica: str, inbox: str) -> AsyncGenerator[Batch, None]:
+        route = Route(only=replica, is_request=False)
+        with _losses():
+            async for batch in self._outbox.remote(route, replica, inbox):
+                yield batch
 
     async def ask_all(self, scope: Scope, body: bytes) -> list[tuple[str, int, list[tuple[bytes, bytes]], bytes]]:
         """See `Replicas`."""
@@ -178,6 +196,17 @@ class Reached:
         return limit
 
 
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    """Ray's errors become a `ReplicaLostError`, all but those of the app itself."""
+    try:
+        yield
+    except RayTaskError:
+        raise
+    except (RayError, RayServeException) as error:
+        raise ReplicaLostError(str(error).partition("\n")[0]) from None
+
+
 async def _of_all(asked: DeploymentBroadcastResponse) -> list[Any]:
     """The answers, without those of replicas that failed; none if one is late, as Ray gives all or nothing."""
     try:
@@ -191,10 +220,10 @@ async def _of_all(asked: DeploymentBroadcastResponse) -> list[Any]:
 class ServedIngress:
     """The `Ingress`, where Ray's proxy finds it."""
 
-    def __init__(self, replicas: DeploymentHandle, args: ServerArgs, keys: list[str]) -> None:
+    def __init__(self, replicas: DeploymentHandle, args: ServerArgs, keys: list[str], joint: bool) -> None:
         loopback.stay()
         logging.basicConfig(format=LOG_FORMAT, level=args.level, force=True)
-        self._ingress = Ingress(Reached(replicas), args, keys)
+        self._ingress = Ingress(Reached(replicas, joint=joint), args, keys)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """The ingress stands before all replicas: it reads a request, has one of them answer it, and outlives that one.
 
     client ─▶ Ray's proxy ─▶ Ingress ─▶ key of the prompt ─▶ router ─▶ Replica.asgi
-                                ◀────────────── ASGI messages ──────────────┘
+                                ◀────────────── ASGI messages ──────────────┘ (joined: `joint.py`)
 
     a replica is lost before the client has seen a token       once more, elsewhere; then 503
     a replica is lost within a stream                          an error as the last event, and [DONE]

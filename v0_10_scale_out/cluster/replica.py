@@ -1,7 +1,7 @@
 """A replica: an engine with its whole server, reached by a call instead of a socket.
 
     ingress ──(route, scope, body)──▶ Replica.asgi ──▶ the app of `server/`, as it is
-            ◀── lists of ASGI messages ──                a body, or a stream's events
+            ◀── lists of ASGI messages ──                a body, or a stream's events; as a rule by `joint.py`
 
 The app does not notice. The ingress has checked the API key and the page's origin, and has taken both headers away.
 Knows no Ray, so that it can be tested without.
@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Scope
 
 from ..server.app import API_KEY_VARIABLE
 from ..server.server_args import ServerArgs
+from .joint import Address, Batch, Outbox, Queue, until_end
 from .routing import Route
 
 if TYPE_CHECKING:
@@ -36,9 +38,12 @@ class Replica:
 
     def __init__(self, name: str, app: "FastAPI") -> None:
         self.name, self.app = name, app
+        self._outboxes: defaultdict[str, Outbox] = defaultdict(Outbox)  # by their inbox
         app.state.engine.start()  # there is no lifespan here: the end of the process is the end
 
-    async def asgi(self, route: Route, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
+    async def asgi(
+        self, route: Route, scope: Scope, body: bytes, to: Address | None = None
+    ) -> AsyncGenerator[list[Message], None]:
         """Answer a request: first `ACCEPTED`, then what the app sends, each time as much as there is.
 
         Closed early, it cancels the app's request, as a server does when a client leaves.
@@ -47,9 +52,40 @@ class Replica:
             route: how it came here.
             scope: ASGI's, for HTTP or a WebSocket.
             body: the request's, whole.
+            to: where else the app's messages go; then nothing but `ACCEPTED` comes from here.
         """
-        yield [{"type": ACCEPTED, "replica": self.name}]
-        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        accepted: list[Message] = [{"type": ACCEPTED, "replica": self.name}]
+        if to is not None:
+            with self._outboxes[to.inbox].opened(to.number) as put:
+                yield accepted
+                await self._run(scope, body, put)
+                put(None)
+            return
+        yield accepted
+        sent = Queue()
+        task = asyncio.ensure_future(self._run(scope, body, sent.put_nowait))
+        task.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            async for messages in until_end(sent):
+                yield messages
+            await task  # what it raised is raised here
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def outbox(self, route: Route, name: str, inbox: str) -> AsyncGenerator[Batch, None]:
+        """The messages of all answers that go to this inbox, as long as one is open.
+
+        Raises:
+            ValueError: another replica is meant, which is no more.
+        """
+        if name != self.name:
+            raise ValueError(f"This is {self.name}, not {name}.")
+        async for batch in self._outboxes[inbox].batches():
+            yield batch
+
+    async def _run(self, scope: Scope, body: bytes, put: Callable[[Message], None]) -> None:
         incoming = [_opening(scope, body)]
 
         async def receive() -> Message:
@@ -58,24 +94,9 @@ class Replica:
             return await asyncio.Future()  # that the client leaves, the app is told by being cancelled
 
         async def send(message: Message) -> None:
-            sent.put_nowait(message)
+            put(message)
 
-        task = asyncio.ensure_future(self.app(scope, receive, send))
-        task.add_done_callback(lambda _: sent.put_nowait(None))
-        try:
-            while True:
-                messages = [await sent.get()]
-                while not sent.empty():
-                    messages.append(sent.get_nowait())
-                if told := [message for message in messages if message is not None]:
-                    yield told
-                if None in messages:
-                    break
-            await task  # what it raised is raised here
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        await self.app(scope, receive, send)
 
     async def whole(self, scope: Scope, body: bytes) -> tuple[str, int, list[tuple[bytes, bytes]], bytes]:
         """Answer a request that all replicas are asked: this one's name, and its answer's status, headers and body."""

@@ -52,8 +52,9 @@ class PolicyRouter(RequestRouter):
         route, request_id = _route(request), request.metadata.internal_request_id
         self._policy.end(request_id)  # it may have been chosen for before, in vain
         route.choice = self._policy.choose_for(route, replicas.keys())
-        self._policy.start(request_id, route.choice.replica, route.key)
-        self._chosen[request_id] = route
+        if route.is_request:
+            self._policy.start(request_id, route.choice.replica, route.key)
+            self._chosen[request_id] = route
         first = replicas.pop(route.choice.replica)
         return [[first], list(replicas.values())] if replicas else [[first]]
 
@@ -61,7 +62,7 @@ class PolicyRouter(RequestRouter):
         """It has come to a replica, as a rule to the one that was chosen."""
         request_id, route = pending_request.metadata.internal_request_id, _route(pending_request)
         self._chosen.pop(request_id, None)
-        if route.choice is not None and route.choice.replica != replica_id.unique_id:
+        if route.is_request and route.choice is not None and route.choice.replica != replica_id.unique_id:
             route.choice = replace(route.choice, replica=replica_id.unique_id, rule="unreachable", num_held=0)
             self._policy.start(request_id, replica_id.unique_id, route.key)
 

@@ -42,13 +42,15 @@ class Route:
     """What goes with a request on its way: the key to choose by, and then the choice.
 
     `avoid` is a replica that was lost with this request, which the router may not know yet. `only` is the one that was
-    asked for by its name. `has_ended` says that nobody waits for the answer any more.
+    asked for by its name. `is_request` is false for a call that adds no load. `has_ended` says that nobody waits for
+    the answer any more.
     """
 
     key: Key = ()
     choice: Choice | None = None
     avoid: str | None = None
     only: str | None = None
+    is_request: bool = True
     has_ended: bool = False
 
     def __reduce__(self) -> tuple[type["Route"], tuple[()]]:

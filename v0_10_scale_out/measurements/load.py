@@ -41,7 +41,7 @@ class Server:
         flags |= {"port": self.port, "served_model_name": NAME, "log_level": "warning", "max_queued_requests": 10_000}
         if replicas is not None:
             flags |= {"ray_address": "local", "replicas": replicas, "replica_cpus": threads}
-        words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        words = [_flag(name.replace("_", "-"), value) for name, value in flags.items()]
         self._command = [sys.executable, "-m", MILESTONE, *words]
         # Ray gives each replica as many threads as it has cores; this is for a server without it.
         self._environment = {"OMP_NUM_THREADS": str(threads)} if replicas is None else {}
@@ -78,6 +78,10 @@ class Server:
         except (urllib.error.URLError, OSError):
             return False
         return True
+
+
+def _flag(name: str, value: Any) -> str:
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name}={value}"
 
 
 @dataclass(frozen=True, slots=True)

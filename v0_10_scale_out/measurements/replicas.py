@@ -1,12 +1,13 @@
-"""What a second replica brings, and what the proxy costs: `python -m v0_10_scale_out.measurements.replicas`.
+"""What a second replica brings, and what Ray costs: `python -m v0_10_scale_out.measurements.replicas`.
 
-The same requests, 1, 16 and 32 at once, to five servers, which are started one after the other in each round:
+The same requests, 1, 16 and 32 at once, to nine servers, which are started one after the other in each round:
 
-    1 replica, 1 thread       without Ray
-    1 replica, 2 threads      without Ray: the server of v0.9
+    1 replica, 1 thread       without Ray, and the same with 2 threads: the server of v0.9
     2 replicas, 1 thread      on Ray, one thread each
-    Ray                       1 replica of 2 threads behind Ray's proxy and our ingress
-    HAProxy                   the same behind HAProxy instead of Ray's proxy
+    Ray, 1 thread             1 replica behind Ray's proxy and our ingress: they have a core of their own
+    Ray, 2 threads            the same, where they have to share the engine's
+    HAProxy, ...              the same behind HAProxy instead of Ray's proxy
+    own streams, 1 thread     as with Ray, but each answer in a stream of its own (`cluster/joint.py`)
 
 The figures go to `replicas.json` with their recipe. A round takes about four minutes on two cores.
 """
@@ -29,21 +30,30 @@ SERVERS: dict[str, dict[str, Any]] = {
     "1 replica, 1 thread": {"threads": 1},
     "1 replica, 2 threads": {"threads": 2},
     "2 replicas, 1 thread": {"threads": 1, "replicas": 2},
-    "Ray": {"threads": 2, "replicas": 1},
-    "HAProxy": {"threads": 2, "replicas": 1, "ha_proxy": True},
+    "2 replicas, HAProxy": {"threads": 1, "replicas": 2, "ha_proxy": True},
+    "Ray, 1 thread": {"threads": 1, "replicas": 1},
+    "Ray, 2 threads": {"threads": 2, "replicas": 1},
+    "HAProxy, 1 thread": {"threads": 1, "replicas": 1, "ha_proxy": True},
+    "HAProxy, 2 threads": {"threads": 2, "replicas": 1, "ha_proxy": True},
+    "own streams, 1 thread": {"threads": 1, "replicas": 1, "joint_answers": False},
 }
-AGAINST = {  # which server each one is compared with
-    "1 replica, 2 threads": "1 replica, 1 thread",
-    "2 replicas, 1 thread": "1 replica, 1 thread",
-    "Ray": "1 replica, 2 threads",
-    "HAProxy": "1 replica, 2 threads",
+ONE, TWO = "1 replica, 1 thread", "1 replica, 2 threads"
+AGAINST = {  # which servers each one is compared with
+    "1 replica, 2 threads": (ONE,),
+    "2 replicas, 1 thread": (ONE, TWO),
+    "2 replicas, HAProxy": (ONE, TWO),
+    "Ray, 1 thread": (ONE,),
+    "HAProxy, 1 thread": (ONE,),
+    "Ray, 2 threads": (TWO,),
+    "HAProxy, 2 threads": (TWO,),
+    "own streams, 1 thread": (ONE,),
 }
 
 
 def main() -> None:
     """Measure, print and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, each with fresh servers")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, each with fresh servers")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: the file that the documents quote")
     args = parser.parse_args()
     load = {"prompt": NUM_PROMPT_TOKENS, "output": NUM_TOKENS}
@@ -66,7 +76,8 @@ def measure(repeats: int) -> dict[str, Any]:
         "servers": {name: _spreads(of_rounds) for name, of_rounds in rounds.items()},
         "ratios": {
             f"{name} / {other}": _spreads([_ratios(a, b) for a, b in zip(rounds[name], rounds[other], strict=True)])
-            for name, other in AGAINST.items()
+            for name, others in AGAINST.items()
+            for other in others
         },
     }
 
