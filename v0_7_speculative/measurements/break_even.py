@@ -10,31 +10,13 @@ Both sides are counted in plain steps, and their ratio is the speed-up.
 
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ModelError
+from common.measuring.plotting import GREY, plotting
 from common.measuring.recipe import ROOT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT = ROOT / "docs" / "img" / "break_even.svg"
-GREY = "#808080"
-STYLE: Any = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": GREY,
-    "axes.labelcolor": GREY,
-    "axes.titlecolor": GREY,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "font.size": 10.0,
-    "svg.hashsalt": "mini-vllm",  # so that the same results give the same file
-}
 NGRAM = {
     "ngram_copy": ("#0c8599", "copy"),
     "ngram_edit": ("#37963c", "edit"),
@@ -106,12 +88,7 @@ def needed_acceptance(price: float, num_drafts: int) -> float | None:
 
 def draw(results: dict[str, Any]) -> None:
     """The plot, for the site."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ModelError("The plot needs matplotlib: run `pip install -e '.[bench]'`.") from None
-    matplotlib.use("Agg")
-    with matplotlib.rc_context(STYLE):
+    with plotting():
         _plot(results).savefig(PLOT, metadata={"Date": None})
 
 

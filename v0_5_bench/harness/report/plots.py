@@ -1,4 +1,4 @@
-"""The plots of the report, as SVG and PNG: transparent, in greys that can be read on white and on black.
+"""The plots of the report, as SVG and PNG.
 
 They are as wide as a phone's screen, so that their letters are not shrunk there; panels stand below each other.
 """
@@ -6,13 +6,14 @@ They are as wide as a phone's screen, so that their letters are not shrunk there
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.measuring.plotting import GREY, plotting
+
 from .roofline import WEIGHT_BYTES, Results, roofline_point, roofs
 from .tables import FAST, WORKLOADS, label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GREY = "#808080"
 WIDTH = 5.0  # inches: 360 points, and a phone's screen has about as many pixels
 COLOURS = {
     "v0_5": "#d9480f",
@@ -26,23 +27,6 @@ COLOURS = {
     "llama.cpp-float16": "#37963c",
 }
 PART_COLOURS = ("#1c7ed6", "#d9480f", "#37963c", "#f59f00", "#9c36b5", "#0c8599", "#e64980", "#868e96", "#adb5bd")
-STYLE: Any = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": GREY,
-    "axes.labelcolor": GREY,
-    "axes.titlecolor": GREY,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "font.size": 10.0,
-    "svg.hashsalt": "mini-vllm",  # so that the same results give the same file
-}
 
 
 def draw(results: Results, folder: Path, digest: str) -> list[Path]:
@@ -51,16 +35,9 @@ def draw(results: Results, folder: Path, digest: str) -> list[Path]:
     Raises:
         ModelError: matplotlib is not installed.
     """
-    from common.errors import ModelError
-
-    try:
-        import matplotlib
-    except ImportError:
-        raise ModelError("Plots need matplotlib: run `pip install -e '.[bench]'`.") from None
-    matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    with matplotlib.rc_context(STYLE):
+    with plotting():
         for name, (needed, plot) in PLOTS.items():
             if not set(needed) <= set(results):
                 continue
