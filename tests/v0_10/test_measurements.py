@@ -50,7 +50,7 @@ def test_users_of_a_load_have_in_common_what_it_says():
     first, second = chats(0, 2)
     assert len(first) == 6
     assert not set(map(tuple, (turn.new for turn in first))) & set(map(tuple, (turn.new for turn in second)))
-    starts = {tuple(turn.start) for session in system_prompts(0, 50) for turn in session}
+    starts = {tuple(turn.start) for session in system_prompts(0, 8) for turn in session}
     assert [len(start) for start in starts] == [2000] * 4
     assert chats(0, 2) == chats(0, 2) != chats(1, 2)
 

@@ -4,7 +4,7 @@ Two replicas of one thread each, whose pools hold half of what the loads have in
 the same sessions are asked with each routing, each time of fresh replicas. What a step costs here is measured, too: the
 simulation (`simulation.py`) takes it from this file, and says how far off it is.
 
-The figures go to `routing.json` with their recipe. A round takes about six minutes on two cores.
+The figures go to `routing.json` with their recipe. A round takes about five minutes on two cores.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from common.measuring.recipe import recipe, spread
 
 from ..cluster.routing import ROUTINGS
 from .load import NAME, Answer, Question, Server, ask, ask_all, figures, random_prompts
-from .workloads import NUM_BLOCKS, WORKLOADS, Session
+from .workloads import NUM_BLOCKS, NUM_USERS, WORKLOADS, Session
 
 RESULTS = Path(__file__).with_suffix(".json")
 NUM_REPLICAS = 2
@@ -47,7 +47,8 @@ def measure(repeats: int) -> dict[str, Any]:
             print(f"round {repeat + 1} of {repeats}: {routing} ...", file=sys.stderr, flush=True)
             with Server(1, NUM_REPLICAS, routing=routing, num_blocks=NUM_BLOCKS) as server:
                 for load, sessions in WORKLOADS.items():
-                    rounds[load][routing].append(summary(asyncio.run(ask_sessions(server.port, sessions(repeat)))))
+                    answers = asyncio.run(ask_sessions(server.port, sessions(repeat, NUM_USERS)))
+                    rounds[load][routing].append(summary(answers))
                 if routing == "balanced":  # it alone gives each of them the same number of requests
                     costs.append(measure_costs(server.port, repeat))
     return {

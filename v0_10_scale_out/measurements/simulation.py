@@ -8,7 +8,8 @@ comes from `routing.json`, where it was measured on two replicas:
 With two replicas the simulated loads are those that were measured, so that the model's error is known: it stands in the
 results beside the figures. With more replicas there are as many more users, and as many more system prompts.
 
-No Ray and no model is needed. The figures go to `simulation.json` with their recipe. It takes some minutes.
+No Ray and no model is needed. The figures go to `simulation.json` with their recipe, and are drawn. It takes some
+minutes.
 """
 
 import argparse
@@ -31,7 +32,8 @@ from ..cluster.keys import chain
 from ..cluster.routing import ROUTINGS, Policy
 from ..request import Request
 from ..scheduler import Scheduler, SchedulerOutput
-from .workloads import NUM_BLOCKS, WORKLOADS, Session, chats, system_prompts
+from .plot import draw
+from .workloads import NUM_BLOCKS, NUM_USERS, WORKLOADS, Session
 
 RESULTS = Path(__file__).with_suffix(".json")
 MEASURED = RESULTS.with_name("routing.json")
@@ -196,6 +198,8 @@ def main() -> None:
     results["error"] = errors(results["loads"], measured["loads"])
     print(json.dumps(results, indent=1))
     args.out.write_text(json.dumps(results, indent=1) + "\n")
+    if args.out == RESULTS:
+        draw(results["loads"], measured["loads"])
 
 
 def simulate(costs: Costs, sizes: Sequence[int], repeats: int) -> dict[str, Any]:
@@ -229,11 +233,7 @@ def errors(simulated: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any
 
 
 def _one(load: str, routing: str, num_replicas: int, costs: Costs, seed: int) -> dict[str, float]:
-    num_users = 4 * num_replicas  # with two replicas the eight that were measured
-    if load == "chats":
-        sessions = chats(seed, num_users)
-    else:
-        sessions = system_prompts(seed, num_users, num_prompts=2 * num_replicas)
+    sessions = WORKLOADS[load](seed, NUM_USERS * num_replicas // 2)  # with two replicas those that were measured
     return Simulation(routing, num_replicas, sessions, costs, seed).run()
 
 

@@ -1,15 +1,18 @@
 """Loads in which prompts begin alike: who asks what, one turn after the other. Torch-free.
 
-    chats             8 users, each in a conversation of 6 turns: a turn's prompt is all that was said before, and more
-    system prompts    8 users with 4 short questions each, every one behind one of 4 long system prompts
+    chats             each user in a conversation of 6 turns: a prompt is all that was said before, and a question
+    long questions    the same with questions that are longer than the answers
+    system prompts    4 short questions of each user, every one behind one of half as many long system prompts as users
 
 `measurements/routing.py` asks real replicas, `measurements/simulation.py` simulated ones.
 """
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+NUM_USERS = 8  # where they are measured
 NUM_BLOCKS = 400  # of a replica's pool: it holds half of what these loads have in common, but not all of it
 
 
@@ -29,24 +32,24 @@ class Turn:
 Session = list[Turn]  # one user's: each turn is asked when the answer to the one before is complete
 
 
-def chats(
-    seed: int, num_users: int = 8, *, num_turns: int = 6, num_new: int = 200, num_tokens: int = 50
-) -> list[Session]:
+def chats(seed: int, num_users: int, *, num_turns: int = 6, num_new: int = 40, num_tokens: int = 160) -> list[Session]:
     """Conversations, which have nothing in common with each other."""
     rng = random.Random(seed)
     return [[Turn(None, _ids(rng, num_new), num_tokens) for _ in range(num_turns)] for _ in range(num_users)]
 
 
-def system_prompts(
-    seed: int, num_users: int = 8, *, num_prompts: int = 4, num_questions: int = 4, num_common: int = 2000
-) -> list[Session]:
+def system_prompts(seed: int, num_users: int, *, num_questions: int = 4, num_common: int = 2000) -> list[Session]:
     """Short questions behind a few long system prompts, in any order."""
     rng = random.Random(seed)
-    prompts = [_ids(rng, num_common) for _ in range(num_prompts)]
+    prompts = [_ids(rng, num_common) for _ in range(num_users // 2)]
     return [[Turn(rng.choice(prompts), _ids(rng, 30), 32) for _ in range(num_questions)] for _ in range(num_users)]
 
 
-WORKLOADS: dict[str, Callable[[int], list[Session]]] = {"chats": chats, "system prompts": system_prompts}
+WORKLOADS: dict[str, Callable[[int, int], list[Session]]] = {
+    "chats": chats,
+    "long questions": functools.partial(chats, num_new=200, num_tokens=50),
+    "system prompts": system_prompts,
+}
 
 
 def _ids(rng: random.Random, number: int) -> list[int]:
