@@ -80,8 +80,10 @@ def test_a_fixed_number_and_a_range():
     assert fixed._deployment_config.autoscaling_config is None
     _, ranged = deployments(replicas=2, max_replicas=5, target_requests=9, upscale_delay=3, downscale_delay=4)
     scaling = ranged._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 9)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 10)  # and a stream
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 4)
+    _, ranged = deployments(replicas=2, max_replicas=5, target_requests=9, joint_answers=False)
+    assert ranged._deployment_config.autoscaling_config.target_ongoing_requests == 9
 
 
 def test_cores_and_gpus_are_the_replicas_and_the_ingress_takes_none():

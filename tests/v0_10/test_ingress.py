@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from tests.kit.models import ScriptModel, Stepped, Successor
@@ -251,6 +252,26 @@ def test_what_does_not_end_in_time_is_cut_short_with_an_error(serve, clients):
         assert "cut short" in whole.json()["error"]["message"]
         for model in models:
             model.steps.release(1000)
+
+
+def test_a_drain_does_not_wait_for_those_who_only_watch(serve):
+    with (
+        serve([Successor()]) as server,
+        connect(server.url.replace("http", "ws", 1) + "/events", proxy=None) as watching,
+    ):
+        assert json.loads(watching.recv(timeout=20))["type"] == "snapshot"
+        drain(server, 3600).result(20)
+        with pytest.raises(ConnectionClosed, match="shutting down"):
+            list(watching)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/replicas", "/visualizer/"])
+def test_a_head_is_answered_as_a_get_without_its_body(serve, path):
+    with serve([Successor(), Successor()]) as server:
+        head, get = server.http.head(path), server.http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert server.here.asked == []  # no replica alone
 
 
 def test_a_large_prompt_is_looked_at_in_another_thread(serve, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 
 import pytest
@@ -10,10 +11,12 @@ from tests.kit.models import Successor
 from tests.kit.server import bodies, wait_until
 from tests.v0_10.kit import ingress as serving
 from v0_10_scale_out.cluster import joint
-from v0_10_scale_out.cluster.joint import Inbox
+from v0_10_scale_out.cluster.joint import Inbox, Outbox
+from v0_10_scale_out.cluster.outgoing import ReplicaLostError
 from v0_10_scale_out.cluster.replica import ACCEPTED, Replica
 from v0_10_scale_out.cluster.routing import Route
 
+REQUEST = contextvars.ContextVar("REQUEST", default=None)  # what Ray knows a request by
 SCOPE = {"type": "http", "path": "/", "headers": []}
 
 
@@ -49,14 +52,15 @@ class Joined:
     """An inbox and one replica, with all batches that come."""
 
     def __init__(self):
-        self.app, self.batches, self.fails = App(), [], False
+        self.app, self.batches, self.failure, self.contexts = App(), [], None, []
         self.replica = Replica("r0", self.app)
         self.inbox = Inbox(self.replica.asgi, self.read)
 
     async def read(self, replica, inbox):
+        self.contexts.append(REQUEST.get())
         async for batch in self.replica.outbox(Route(), replica, inbox):
-            if self.fails:
-                raise ConnectionError("lost")
+            if self.failure is not None:
+                raise self.failure
             self.batches.append(batch)
             yield batch
 
@@ -95,20 +99,25 @@ def test_what_many_say_at_once_is_one_batch_and_comes_to_each_in_its_order():
     asyncio.run(run())
 
 
-def test_who_leaves_ends_his_answer_at_the_replica_and_no_other():
+@pytest.mark.parametrize("leaver", [0, 1], ids=["the first", "another one"])
+def test_who_leaves_ends_his_answer_at_the_replica_and_no_other(leaver):
+    """Also the first one, whose request has opened the stream for all: the stream is no part of it."""
+
     async def run():
         joined = Joined()
         told = [asyncio.Event() for _ in range(3)]
+        REQUEST.set("of a client")
         asked = [asyncio.ensure_future(joined.ask("ab!c", one)) for one in told]
         for one in told:
             await one.wait()
         await asyncio.sleep(0.01)
-        asked[1].cancel()
+        asked[leaver].cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked[1]
+            await asked[leaver]
         assert joined.app.num_cancelled == 1
         joined.app.go.set()
-        assert [await asked[0], await asked[2]] == ["ab!c", "ab!c"]
+        assert [await one for one in asked if not one.cancelled()] == ["ab!c", "ab!c"]
+        assert set(joined.contexts) == {None}
         await joined.assert_idle()
 
     asyncio.run(run())
@@ -127,7 +136,10 @@ def test_an_error_of_the_app_is_told_to_the_one_who_asked():
     asyncio.run(run())
 
 
-def test_where_the_stream_breaks_all_answers_of_that_replica_end_with_the_reason_and_the_next_one_is_served():
+@pytest.mark.parametrize(
+    "failure", [ConnectionError("broken"), asyncio.CancelledError("broken")], ids=["error", "cancel"]
+)
+def test_where_the_stream_breaks_all_answers_of_that_replica_are_lost_and_the_next_one_is_served(failure):
     async def run():
         joined = Joined()
         told = [asyncio.Event() for _ in range(3)]
@@ -135,12 +147,12 @@ def test_where_the_stream_breaks_all_answers_of_that_replica_end_with_the_reason
         for one in told:
             await one.wait()
         await asyncio.sleep(0.01)
-        joined.fails = True
+        joined.failure = failure
         joined.app.go.set()
         for one in asked:
-            with pytest.raises(ConnectionError, match="lost"):
+            with pytest.raises(ReplicaLostError, match="broken"):
                 await one
-        joined.fails = False
+        joined.failure = None
         assert await joined.ask("abc") == "abc"
         await joined.assert_idle()
 
@@ -156,6 +168,54 @@ def test_one_after_the_other_is_not_kept_waiting(monkeypatch):
         for number in range(50):
             assert await joined.ask(f"{number}") == f"{number}"
         await joined.assert_idle()
+
+    asyncio.run(run())
+
+
+def test_a_call_that_ray_cancels_is_a_lost_one():
+    async def run():
+        joined = Joined()
+
+        async def cancelled(*_):
+            yield [{"type": ACCEPTED, "replica": "r0"}]
+            raise asyncio.CancelledError
+
+        joined.inbox._ask = cancelled
+        with pytest.raises(ReplicaLostError, match="cancelled"):
+            await joined.ask("abc")
+
+    asyncio.run(run())
+
+
+def test_a_second_reader_takes_over_and_the_first_one_ends():
+    async def run():
+        outbox = Outbox()
+        with outbox.opened(1) as put:
+            first, second = outbox.batches(), outbox.batches()
+            put({"n": 0})
+            assert await anext(first) == [(1, {"n": 0})]
+            waiting = asyncio.ensure_future(anext(second))
+            await asyncio.sleep(0)
+            with pytest.raises(StopAsyncIteration):
+                await anext(first)
+            put({"n": 1})
+            assert await waiting == [(1, {"n": 1})]
+        with pytest.raises(StopAsyncIteration):
+            await anext(second)
+        assert outbox.is_forgotten
+
+    asyncio.run(run())
+
+
+def test_what_an_ingress_that_is_no_more_has_left_goes_when_the_next_one_comes():
+    async def run():
+        replica = Replica("r0", App())
+        with replica._outbox("first").opened(1) as put:
+            put({})
+            replica._outbox("second")
+            assert set(replica._outboxes) == {"first", "second"}  # an answer is open
+        replica._outbox("third")
+        assert set(replica._outboxes) == {"third"}
 
     asyncio.run(run())
 

@@ -172,6 +172,20 @@ def test_a_client_that_leaves_has_its_blocks_freed_within_a_second(cluster, stre
         assert time.perf_counter() - start < 1
 
 
+def test_a_client_that_leaves_takes_no_other_answer_with_it(cluster, clients):
+    """The first one above all: its request has opened the stream in which the answers of its replica come."""
+    with cluster.slowed(0.02):
+        first = [leaver(cluster, f"{i}", True) for i in range(4)]
+        wait_until(lambda: all(state["num_running"] for state in cluster.states()), "both replicas are at work")
+        asked = [clients.submit(cluster.complete, prompt=f"{i}!", stream=True, **LONG) for i in range(8)]
+        wait_until(lambda: sum(state["num_running"] for state in cluster.states()) == 12, "all run")
+        for connection in first:
+            connection.close()
+        for future in asked:
+            chunks = [body for body in bodies(future.result()) if body.get("choices")]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length", future.result().text[-500:]
+
+
 def leaver(cluster, prompt, stream):
     body = json.dumps({"prompt": prompt, "stream": stream, "ignore_eos": True, "max_tokens": 500}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json"

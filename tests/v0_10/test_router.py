@@ -93,6 +93,9 @@ def test_the_stream_of_a_replicas_outbox_adds_no_load(router):
     router.on_request_routed(request("1", route), Id("a"), None)
     assert route.choice.rule == "named"
     assert router.loads() == {"a": 0, "b": 0}
+    router.choose(request("2", Route(only="b")))
+    router.choose(request("2", Route(only="b", is_request=False)))  # nor does it take any away
+    assert router.loads() == {"a": 0, "b": 1}
 
 
 def test_a_lost_replica_takes_its_requests_along(router):

@@ -83,7 +83,8 @@ def build(cluster_args: ClusterArgs, server_args: ServerArgs, engine_args: Engin
                 min_replicas=cluster_args.replicas,
                 initial_replicas=cluster_args.replicas,
                 max_replicas=cluster_args.max_replicas,
-                target_ongoing_requests=cluster_args.target_requests,
+                # Ray counts the stream of joint answers as a request of the replica.
+                target_ongoing_requests=cluster_args.target_requests + cluster_args.joint_answers,
                 upscale_delay_s=cluster_args.upscale_delay,
                 downscale_delay_s=cluster_args.downscale_delay,
             )
@@ -174,10 +175,12 @@ class Reached:
             answer.cancel()
 
     async def _read(self, replica: str, inbox: str) -> AsyncGenerator[Batch, None]:
-        route = Route(only=replica, is_request=False)
-        with _losses():
-            async for batch in self._outbox.remote(route, replica, inbox):
+        stream = self._outbox.remote(Route(only=replica, is_request=False), replica, inbox)
+        try:
+            async for batch in stream:
                 yield batch
+        finally:
+            stream.cancel()
 
     async def ask_all(self, scope: Scope, body: bytes) -> list[tuple[str, int, list[tuple[bytes, bytes]], bytes]]:
         """See `Replicas`."""

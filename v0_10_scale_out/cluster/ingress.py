@@ -99,6 +99,7 @@ class Ingress:
         self._max_bytes = args.max_body_bytes  # else the replicas', once a body is so large that it matters
         self._accepting = True
         self._num_running = 0
+        self._closing = asyncio.Event()  # set when those who only watch have to go
         self._cut = asyncio.Event()  # set when what still runs has to end
         self._registry = CollectorRegistry()
         self._routed = Counter(
@@ -144,6 +145,7 @@ class Ingress:
     async def drain(self, seconds: float) -> None:
         """Take nothing more, let what runs end for so long, and end the rest with an error."""
         self._accepting = False
+        self._closing.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._num_running:
@@ -171,20 +173,21 @@ class Ingress:
             return
         key = await _key(body) if path in PROMPTS else []
         seconds = PROBE_SECONDS if path in PROBES else ACCEPT_SECONDS
-        self._num_running += 1
+        is_request = scope["type"] == "http"  # a WebSocket has no end of its own that a drain could wait for
+        self._num_running += is_request
         try:
             await self._until_gone(Outgoing(scope, send), Route(key, only=only), scope, body, receive, seconds)
         finally:
-            self._num_running -= 1
+            self._num_running -= is_request
 
     async def _of_all(self, path: str, scope: Scope, body: bytes) -> Response | None:
         """The answer to what concerns all replicas; `None` for what one of them answers."""
         match scope.get("method"), path:
-            case "GET", "/metrics":
-                return await self._metrics(_passed_on(scope))
-            case "GET", "/replicas":
+            case "GET" | "HEAD", "/metrics":
+                return await self._metrics({**_passed_on(scope), "method": "GET"})
+            case "GET" | "HEAD", "/replicas":
                 return await self._states()
-            case "GET", _ if path.startswith("/visualizer"):
+            case "GET" | "HEAD", _ if path.startswith("/visualizer"):
                 return overview(path.removeprefix("/visualizer"), scope["query_string"].decode("latin-1"))
             case "POST", _ if path in TO_ALL:
                 return await self._to_all(_passed_on(scope), body)
@@ -218,8 +221,9 @@ class Ingress:
     ) -> None:
         """Pass the answer on until its end, or until the client leaves, or until the drain's time is over."""
         scope["state"]["route"] = route
+        ends = self._cut if scope["type"] == "http" else self._closing
         passing = asyncio.ensure_future(self._pass(out, route, _passed_on(scope), body, seconds))
-        gone, cut = asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(self._cut.wait())
+        gone, cut = asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(ends.wait())
         try:
             await asyncio.wait((passing, gone, cut), return_when=asyncio.FIRST_COMPLETED)
             if not passing.done() and not gone.done():

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ class Replica:
 
     def __init__(self, name: str, app: "FastAPI") -> None:
         self.name, self.app = name, app
-        self._outboxes: defaultdict[str, Outbox] = defaultdict(Outbox)  # by their inbox
+        self._outboxes: dict[str, Outbox] = {}  # by their inbox
         app.state.engine.start()  # there is no lifespan here: the end of the process is the end
 
     async def asgi(
@@ -56,7 +55,7 @@ class Replica:
         """
         accepted: list[Message] = [{"type": ACCEPTED, "replica": self.name}]
         if to is not None:
-            with self._outboxes[to.inbox].opened(to.number) as put:
+            with self._outbox(to.inbox).opened(to.number) as put:
                 yield accepted
                 await self._run(scope, body, put)
                 put(None)
@@ -82,8 +81,15 @@ class Replica:
         """
         if name != self.name:
             raise ValueError(f"This is {self.name}, not {name}.")
-        async for batch in self._outboxes[inbox].batches():
-            yield batch
+        async with contextlib.aclosing(self._outbox(inbox).batches()) as batches:
+            async for batch in batches:
+                yield batch
+
+    def _outbox(self, inbox: str) -> Outbox:
+        if inbox not in self._outboxes:  # a new ingress, as a rule: what is left for the one before goes
+            self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.is_forgotten}
+            self._outboxes[inbox] = Outbox()
+        return self._outboxes[inbox]
 
     async def _run(self, scope: Scope, body: bytes, put: Callable[[Message], None]) -> None:
         incoming = [_opening(scope, body)]

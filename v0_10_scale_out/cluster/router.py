@@ -50,7 +50,8 @@ class PolicyRouter(RequestRouter):
         replicas = {replica.replica_id.unique_id: replica for replica in candidates}
         self._policy.update([replica_id.unique_id for replica_id in self.curr_replicas])
         route, request_id = _route(request), request.metadata.internal_request_id
-        self._policy.end(request_id)  # it may have been chosen for before, in vain
+        if route.is_request:
+            self._policy.end(request_id)  # it may have been chosen for before, in vain
         route.choice = self._policy.choose_for(route, replicas.keys())
         if route.is_request:
             self._policy.start(request_id, route.choice.replica, route.key)

@@ -34,7 +34,7 @@ def main() -> None:
     with Server(1, 2, num_blocks=240) as server, launched() as browser, ThreadPoolExecutor(9) as pool:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         page.goto(f"http://127.0.0.1:{server.port}/visualizer/")
-        page.wait_for_function("document.querySelectorAll('iframe').length === 2")
+        page.locator("iframe").nth(1).wait_for()
         for turn in range(3):
             for user, questions in QUESTIONS.items():
                 pool.submit(_ask, server.port, 3 * SYSTEM.format(user), questions[turn])

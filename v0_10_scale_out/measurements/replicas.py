@@ -75,7 +75,9 @@ def measure(repeats: int) -> dict[str, Any]:
         "what": "output tokens/s, and medians of TTFT and TPOT in ms, by server and number of streams",
         "servers": {name: _spreads(of_rounds) for name, of_rounds in rounds.items()},
         "ratios": {
-            f"{name} / {other}": _spreads([_ratios(a, b) for a, b in zip(rounds[name], rounds[other], strict=True)])
+            f"{name} against {other}": _spreads(
+                [_ratios(a, b) for a, b in zip(rounds[name], rounds[other], strict=True)]
+            )
             for name, others in AGAINST.items()
             for other in others
         },
