@@ -294,6 +294,10 @@ def test_the_replicas_are_listed_with_what_they_have_and_what_was_routed_to_them
         assert replicas[used]["routed"] == {"new": 1, "prefix": 2}
         assert replicas[other]["routed"] == {}
         assert {replica["num_blocks"] for replica in replicas.values()} == {200}
+        recent = server.http.get("/replicas").json()["recent"]
+        assert [(prompt["replica"], prompt["rule"], prompt["num_held"], prompt["num_blocks"]) for prompt in recent] == [
+            (used, "prefix", 3, 3), (used, "prefix", 3, 3), (used, "new", 0, 3)
+        ]  # fmt: skip
         server.here.lost[other] = 0
         assert [replica["name"] for replica in server.http.get("/replicas").json()["replicas"]] == [used]
         server.here.lost.clear()

@@ -53,6 +53,9 @@ def test_users_of_a_load_have_in_common_what_it_says():
     starts = {tuple(turn.start) for session in system_prompts(0, 8) for turn in session}
     assert [len(start) for start in starts] == [2000] * 4
     assert chats(0, 2) == chats(0, 2) != chats(1, 2)
+    turns = [turn for session in chats(0, 50) for turn in session]
+    assert {min(len(turn.new) for turn in turns), max(len(turn.new) for turn in turns)} == {20, 60}
+    assert 150 < sum(turn.num_tokens for turn in turns) / len(turns) < 170
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

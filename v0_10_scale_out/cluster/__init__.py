@@ -1,8 +1,9 @@
 """Many replicas on Ray Serve: the same server, several times, behind one address.
 
 In reading order: `routing` (the policy) and `keys` (what it compares), `replica` (an engine with its server), `ingress`
-and `outgoing` (what stands before all replicas), then `router`, `deployments` and `local`, the only ones that import
-Ray.
+and `outgoing` (what stands before all replicas), `joint` (how answers come back), then `router`, `deployments` and
+`local`, which import Ray. Beside them: the flags (`cluster_args`, `main`), metrics of all (`expositions`), the page of
+all (`overview`), and one repair of Ray (`loopback`).
 """
 
 from typing import Any

@@ -3,13 +3,13 @@
     client ─▶ Ray's proxy ─▶ Ingress ─▶ key of the prompt ─▶ router ─▶ Replica.asgi
                                 ◀────────────── ASGI messages ──────────────┘ (joined: `joint.py`)
 
-    a replica is lost before the client has seen a token       once more, elsewhere; then 503
+    a replica is lost before the client has seen a token       once more, elsewhere; then 503, or an error in its stream
     a replica is lost within a stream                          an error as the last event, and [DONE]
     no replica takes the request in time                       503 with Retry-After
 
     GET /metrics                                               of all replicas, and of the routing
     POST /reset_prefix_cache, /events/control                  said to all replicas
-    GET /replicas                                              each replica: what it has, and what was routed there
+    GET /replicas                                              each replica: what it has, what was routed there, and why
     /replicas/NAME/...                                         of that replica, whatever the router would choose
     GET /visualizer/                                           all replicas side by side (`overview.py`)
 
@@ -20,7 +20,7 @@ page's origin, and how much of a body is read. Knows no Ray: `Replicas` is what 
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -49,6 +49,7 @@ logger = logging.getLogger(f"{__package__}.routed")
 
 ACCEPT_SECONDS = 60.0  # that a request waits until a replica takes it: a lost one is replaced in less
 PROBE_SECONDS = 1.0  # the same for a probe
+MOST_RECENT = 10  # prompts of which the page says where they went
 PROBES = ("/health", "/ping")
 PROMPTS = ("/v1/chat/completions", "/v1/completions")  # whose bodies have a prompt
 TO_ALL = ("/reset_prefix_cache", "/events/control")
@@ -101,6 +102,7 @@ class Ingress:
         self._num_running = 0
         self._closing = asyncio.Event()  # set when those who only watch have to go
         self._cut = asyncio.Event()  # set when what still runs has to end
+        self._recent: deque[dict[str, Any]] = deque(maxlen=MOST_RECENT)  # prompts, the last one first
         self._registry = CollectorRegistry()
         self._routed = Counter(
             "mini_vllm:routed_requests", "Requests that a replica has taken, by the rule that chose it.",
@@ -267,6 +269,17 @@ class Ingress:
                 raise NoReplicaError(f"There is no replica {shown(route.only)} here.")
             if route.choice is not None:
                 self._routed.labels(replica, route.choice.rule).inc()
+                if scope["path"] in PROMPTS:
+                    request_id = Headers(scope=scope).get("x-request-id", "-")
+                    self._recent.appendleft(
+                        {
+                            "request_id": request_id,
+                            "replica": replica,
+                            "rule": route.choice.rule,
+                            "num_held": route.choice.num_held,
+                            "num_blocks": len(route.key),
+                        }
+                    )
             async for messages in answer:
                 for message in messages:
                     await out.send(message)
@@ -289,13 +302,14 @@ class Ingress:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _states(self) -> Response:
-        """For the page that shows them all: each replica, and what it was given."""
+        """For the page that shows them all: each replica, what it was given, and where the last prompts went."""
         routed: dict[str, dict[str, int]] = defaultdict(dict)
         for sample in next(iter(self._routed.collect())).samples:
             if sample.name.endswith("_total"):
                 routed[sample.labels["replica"]][sample.labels["rule"]] = int(sample.value)
         states = sorted(await self._replicas.states(), key=lambda state: str(state["name"]))
-        return respond({"replicas": [state | {"routed": routed[state["name"]]} for state in states]})
+        replicas = [state | {"routed": routed[state["name"]]} for state in states]
+        return respond({"replicas": replicas, "recent": list(self._recent)})
 
     def _log(self, scope: Scope, status: int) -> None:
         """Where a request went, and why. Its replica's own line has the same id, and says what came of it."""

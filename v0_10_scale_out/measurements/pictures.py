@@ -32,14 +32,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img" / "replicas.png")
     args = parser.parse_args()
     with Server(1, 2, num_blocks=240) as server, launched() as browser, ThreadPoolExecutor(9) as pool:
-        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        page = browser.new_page(viewport={"width": 1440, "height": 1500})
         page.goto(f"http://127.0.0.1:{server.port}/visualizer/")
         page.locator("iframe").nth(1).wait_for()
         for turn in range(3):
             for user, questions in QUESTIONS.items():
                 pool.submit(_ask, server.port, 3 * SYSTEM.format(user), questions[turn])
                 page.wait_for_timeout(300)
+        page.locator("summary").click()
         page.wait_for_timeout(3000)
+        for number in range(2):
+            page.frame_locator("iframe").nth(number).locator("#pool").scroll_into_view_if_needed()
         page.screenshot(path=args.out)
     print(f"{args.out.name}: {args.out.stat().st_size >> 10} KiB")
 

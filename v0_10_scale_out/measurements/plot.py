@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 PLOT = ROOT / "docs" / "img" / "scale_out.svg"
 COLOURS = {"prefix": "#d9480f", "balanced": "#1c7ed6", "random": "#868e96"}
-LOADS = ("chats", "system prompts")
 ROWS = (("cached", "found in the cache, %", 100.0), ("ttft_ms", "first token after, s", 0.001))
 
 
@@ -21,13 +20,12 @@ def draw(loads: dict[str, Any], measured: dict[str, Any]) -> None:
 
 
 def _plot(loads: dict[str, Any], measured: dict[str, Any]) -> "Figure":
-    """A column for each of two loads; with two replicas, what was measured, too."""
+    """A column for each load; with two replicas, what was measured, too."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 4.6))
-    panels = figure.subplots(len(ROWS), len(LOADS), sharex=True, sharey="row", squeeze=False)
-    for column, load in enumerate(LOADS):
-        sizes = loads[load]
+    panels = figure.subplots(len(ROWS), len(loads), sharex=True, sharey="row", squeeze=False)
+    for column, (load, sizes) in enumerate(loads.items()):
         for row, (key, title, factor) in enumerate(ROWS):
             axes = panels[row][column]
             for routing, colour in COLOURS.items():

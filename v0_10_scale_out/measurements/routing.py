@@ -4,7 +4,7 @@ Two replicas of one thread each, whose pools hold half of what the loads have in
 the same sessions are asked with each routing, each time of fresh replicas. What a step costs here is measured, too: the
 simulation (`simulation.py`) takes it from this file, and says how far off it is.
 
-The figures go to `routing.json` with their recipe. A round takes about five minutes on two cores.
+The figures go to `routing.json` with their recipe. A round takes about four minutes on two cores.
 """
 
 import argparse

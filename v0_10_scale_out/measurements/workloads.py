@@ -1,13 +1,12 @@
 """Loads in which prompts begin alike: who asks what, one turn after the other. Torch-free.
 
     chats             each user in a conversation of 6 turns: a prompt is all that was said before, and a question
-    long questions    the same with questions that are longer than the answers
     system prompts    4 short questions of each user, every one behind one of half as many long system prompts as users
 
-`measurements/routing.py` asks real replicas, `measurements/simulation.py` simulated ones.
+Questions and answers are half as long to half as long again as their mean. With equal ones, users who begin together
+would ask together for ever, and wait for each other. `routing.py` asks real replicas, `simulation.py` simulated ones.
 """
 
-import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,21 +34,23 @@ Session = list[Turn]  # one user's: each turn is asked when the answer to the on
 def chats(seed: int, num_users: int, *, num_turns: int = 6, num_new: int = 40, num_tokens: int = 160) -> list[Session]:
     """Conversations, which have nothing in common with each other."""
     rng = random.Random(seed)
-    return [[Turn(None, _ids(rng, num_new), num_tokens) for _ in range(num_turns)] for _ in range(num_users)]
+    return [[_turn(rng, None, num_new, num_tokens) for _ in range(num_turns)] for _ in range(num_users)]
 
 
 def system_prompts(seed: int, num_users: int, *, num_questions: int = 4, num_common: int = 2000) -> list[Session]:
     """Short questions behind a few long system prompts, in any order."""
     rng = random.Random(seed)
     prompts = [_ids(rng, num_common) for _ in range(num_users // 2)]
-    return [[Turn(rng.choice(prompts), _ids(rng, 30), 32) for _ in range(num_questions)] for _ in range(num_users)]
+    return [[_turn(rng, rng.choice(prompts), 30, 32) for _ in range(num_questions)] for _ in range(num_users)]
 
 
-WORKLOADS: dict[str, Callable[[int, int], list[Session]]] = {
-    "chats": chats,
-    "long questions": functools.partial(chats, num_new=200, num_tokens=50),
-    "system prompts": system_prompts,
-}
+WORKLOADS: dict[str, Callable[[int, int], list[Session]]] = {"chats": chats, "system prompts": system_prompts}
+
+
+def _turn(rng: random.Random, start: Sequence[int] | None, num_new: int, num_tokens: int) -> Turn:
+    """With these means."""
+    new, tokens = (rng.randint(mean // 2, mean * 3 // 2) for mean in (num_new, num_tokens))
+    return Turn(start, _ids(rng, new), tokens)
 
 
 def _ids(rng: random.Random, number: int) -> list[int]:

@@ -1,6 +1,6 @@
 /**
- * Asks once a second what each replica has, and what was routed to it by which rule. A replica that comes gets a row and
- * a frame with its own page; one that has gone loses both.
+ * Asks once a second what each replica has, what was routed to it by which rule, and where the last prompts went. A
+ * replica that comes gets a row and a frame with its own page; one that has gone loses both.
  */
 
 const ROOT = new URL("../", import.meta.url); // this module is /visualizer/overview.js
@@ -25,6 +25,12 @@ function rowOf(replica, rules) {
   return row;
 }
 
+function promptOf({ request_id, replica, rule, num_held, num_blocks }) {
+  const row = element("tr");
+  row.append(...[request_id, replica, rule, `${num_held} of ${num_blocks}`].map((value) => element("td", value)));
+  return row;
+}
+
 function frameOf(name) {
   const figure = element("figure");
   const frame = element("iframe");
@@ -35,11 +41,12 @@ function frameOf(name) {
   return figure;
 }
 
-function show(replicas) {
+function show({ replicas, recent }) {
   const rules = RULES.filter((rule) => replicas.some((replica) => replica.routed[rule]));
   const heads = ["replica", "running", "waiting", "blocks in use", ...rules];
   byId("heads").replaceChildren(...heads.map((head) => element("th", head)));
   byId("rows").replaceChildren(...replicas.map((replica) => rowOf(replica, rules)));
+  byId("recent").replaceChildren(...recent.map(promptOf));
   const names = new Set(replicas.map((replica) => replica.name));
   for (const figure of [...byId("frames").children]) {
     if (!names.delete(figure.dataset.name)) {
@@ -56,7 +63,7 @@ async function refresh() {
     if (!response.ok) {
       throw new Error(`HTTP ${response.status}`);
     }
-    show((await response.json()).replicas);
+    show(await response.json());
   } catch (error) {
     byId("status").textContent = `No answer: ${error.message}`;
   }
