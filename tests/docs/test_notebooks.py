@@ -22,6 +22,7 @@ SAYS = {
     "v0_5": ["TPOT 10 ms,  ITL 10 ms", "mean end-to-end latency 500 ms", "134,479,872 elements of 4 bytes"],
     "v0_9": ["the same bits: True", "behind the first k:          [100.0, 101.0", "after 40 keys: largest"],
     "v0_8": ["(3/0: preemption)", "'free, findable': 11", "steps without blocks: {'0/0': 0, '1/0': 0,"],
+    "v0_10": ["abcx   to A: prefix, 3 of 4", "threshold 8: requests at tick 80 [8, 8, 8, 0]", "'C': 0, 'D': 40}"],
 }
 ARITHMETIC = {  # cells whose times follow from numbers that stand in them
     "v0_5": [

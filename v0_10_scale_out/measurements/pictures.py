@@ -35,6 +35,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 1500})
         page.goto(f"http://127.0.0.1:{server.port}/visualizer/")
         page.locator("iframe").nth(1).wait_for()
+        page.wait_for_timeout(5000)  # until both frames are there: their files are requests, too, and count as load
         for turn in range(3):
             for user, questions in QUESTIONS.items():
                 pool.submit(_ask, server.port, 3 * SYSTEM.format(user), questions[turn])
@@ -43,6 +44,7 @@ def main() -> None:
         page.wait_for_timeout(3000)
         for number in range(2):
             page.frame_locator("iframe").nth(number).locator("#pool").scroll_into_view_if_needed()
+        page.locator("h1").scroll_into_view_if_needed()
         page.screenshot(path=args.out)
     print(f"{args.out.name}: {args.out.stat().st_size >> 10} KiB")
 

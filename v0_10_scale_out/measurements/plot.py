@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PLOT = ROOT / "docs" / "img" / "scale_out.svg"
 COLOURS = {"prefix": "#d9480f", "balanced": "#1c7ed6", "random": "#868e96"}
-ROWS = (("cached", "found in the cache, %", 100.0), ("ttft_ms", "first token after, s", 0.001))
+ROWS = (("cached", "in the cache, %", 100.0), ("ttft_ms", "first token after, s", 0.001))
 
 
 def draw(loads: dict[str, Any], measured: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ def _plot(loads: dict[str, Any], measured: dict[str, Any]) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 4.6))
-    panels = figure.subplots(len(ROWS), len(loads), sharex=True, sharey="row", squeeze=False)
+    panels = figure.subplots(len(ROWS), len(loads), sharex=True, squeeze=False)
     for column, (load, sizes) in enumerate(loads.items()):
         for row, (key, title, factor) in enumerate(ROWS):
             axes = panels[row][column]
