@@ -56,7 +56,7 @@ def _demo(args: argparse.Namespace) -> None:
 def running(module: str, flags: Sequence[str]) -> Iterator[str]:
     """The address of a server that is started on a free port, unless the flags name one, and ended afterwards."""
     command = [sys.executable, "-m", module, "--port", "0", *flags]
-    # What concerns the reader is in stderr. Ray writes to stdout that its parts were ended, when they are ended in order.
+    # What concerns the reader is in stderr. To stdout Ray writes that its parts were ended, which is in order.
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         try:
             yield _address(module, server)
