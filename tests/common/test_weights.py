@@ -478,6 +478,7 @@ import gc, json, sys, threading, time
 from pathlib import Path
 import torch
 from common.llama import Llama
+from tests.kit.peak_memory import give_back_memory
 
 def private():
     for line in open("/proc/self/status"):
@@ -496,6 +497,7 @@ found = {}
 Llama.from_folder(Path(sys.argv[2]), torch.device("cpu"), torch.float32)
 for name in ("bfloat16", "float32"):
     gc.collect()
+    give_back_memory()  # what an earlier loading has freed would be used again, and not be seen as new
     before = private()
     watcher = Peak()
     watcher.start()
@@ -532,5 +534,4 @@ def test_loading_never_holds_more_than_one_copy(tmp_path: Path) -> None:
     num_weights = sum(torch.Size(shape).numel() for shape in shapes.values())
     for name, num_bytes in {"float32": 4 * num_weights, "bfloat16": 2 * num_weights}.items():
         assert num_bytes > 75e6
-        # A little less than one copy is new memory: what the first model's loading left behind is used again.
-        assert 0.85 * num_bytes < found[name] < 1.3 * num_bytes
+        assert 0.95 * num_bytes < found[name] < 1.3 * num_bytes

@@ -65,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
     listener = socket.create_server(("127.0.0.1", args.port))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as our server's, see there
     print(f"Listening on http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    uvicorn.Server(uvicorn.Config(build_app(), log_level="warning", http="h11")).run([listener])
+    # Not uvloop's loop, where that is installed: its timers count whole milliseconds, and may end a sleep too early.
+    config = uvicorn.Config(build_app(), log_level="warning", http="h11", loop="asyncio")
+    uvicorn.Server(config).run([listener])
     return 0
 
 
