@@ -274,6 +274,14 @@ def test_a_head_is_answered_as_a_get_without_its_body(serve, path):
     assert server.here.asked == []  # no replica alone
 
 
+def test_the_last_prompts_are_known_behind_a_root_path_too(serve):
+    with serve([Successor()], server={"root_path": "/llm"}) as server:
+        server.http.post("/llm/v1/completions", json={"prompt": "a" * 200, "max_tokens": 1})
+        server.http.post("/llm/tokenize", json={"prompt": "a" * 200})
+        [prompt] = server.http.get("/llm/replicas").json()["recent"]
+        assert (prompt["replica"], prompt["rule"], prompt["num_blocks"]) == ("r0", "new", 3)
+
+
 def test_a_large_prompt_is_looked_at_in_another_thread(serve, monkeypatch):
     threads = []
     key_of = ingress.key_of

@@ -7,9 +7,8 @@ Every flag of the command line is an argument here, with underscores. Where the 
 """
 
 import argparse
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
 from ray import serve
@@ -167,9 +166,12 @@ class Reached:
         route.has_ended = False
         answer = self._asgi.remote(route, scope, body, to)
         try:
-            with _losses():
-                async for messages in answer:
-                    yield messages
+            async for messages in answer:
+                yield messages
+        except RayTaskError:  # of the app itself
+            raise
+        except (RayError, RayServeException) as error:
+            raise ReplicaLostError(str(error).partition("\n")[0]) from None
         finally:
             route.has_ended = True
             answer.cancel()
@@ -197,17 +199,6 @@ class Reached:
         except (RayError, RayServeException) as error:
             raise UnavailableError(f"No replica can be asked: {str(error).partition(chr(10))[0]}") from None
         return limit
-
-
-@contextlib.contextmanager
-def _losses() -> Iterator[None]:
-    """Ray's errors become a `ReplicaLostError`, all but those of the app itself."""
-    try:
-        yield
-    except RayTaskError:
-        raise
-    except (RayError, RayServeException) as error:
-        raise ReplicaLostError(str(error).partition("\n")[0]) from None
 
 
 async def _of_all(asked: DeploymentBroadcastResponse) -> list[Any]:

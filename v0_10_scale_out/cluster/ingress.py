@@ -43,7 +43,7 @@ from .keys import key_of
 from .outgoing import NoReplicaError, Outgoing, ReplicaLostError, refusal, without_origin
 from .overview import overview
 from .replica import ACCEPTED
-from .routing import Route
+from .routing import Choice, Route
 
 logger = logging.getLogger(f"{__package__}.routed")
 
@@ -163,7 +163,7 @@ class Ingress:
         if not self._accepting:
             await refusal(UnavailableError("The server is shutting down."))(scope, receive, send)
             return
-        path, only = scope["path"].removeprefix(scope.get("root_path", "")), scope["state"]["only"]
+        path, only = _path(scope), scope["state"]["only"]
         body = b""
         if scope["type"] == "http":
             read = await self._read(Headers(scope=scope), receive)
@@ -268,21 +268,24 @@ class Ingress:
             if route.only not in (None, replica):
                 raise NoReplicaError(f"There is no replica {shown(route.only)} here.")
             if route.choice is not None:
-                self._routed.labels(replica, route.choice.rule).inc()
-                if scope["path"] in PROMPTS:
-                    request_id = Headers(scope=scope).get("x-request-id", "-")
-                    self._recent.appendleft(
-                        {
-                            "request_id": request_id,
-                            "replica": replica,
-                            "rule": route.choice.rule,
-                            "num_held": route.choice.num_held,
-                            "num_blocks": len(route.key),
-                        }
-                    )
+                self._note(scope, replica, route.choice, len(route.key))
             async for messages in answer:
                 for message in messages:
                     await out.send(message)
+
+    def _note(self, scope: Scope, replica: str, choice: Choice, num_blocks: int) -> None:
+        """This replica has taken a request, by this choice, with a key of so many blocks."""
+        self._routed.labels(replica, choice.rule).inc()
+        if _path(scope) in PROMPTS:
+            self._recent.appendleft(
+                {
+                    "request_id": _request_id(scope),
+                    "replica": replica,
+                    "rule": choice.rule,
+                    "num_held": choice.num_held,
+                    "num_blocks": num_blocks,
+                }
+            )
 
     async def _to_all(self, scope: Scope, body: bytes) -> Response:
         """One answer for all of them: the first that is an error, else the first."""
@@ -313,8 +316,7 @@ class Ingress:
 
     def _log(self, scope: Scope, status: int) -> None:
         """Where a request went, and why. Its replica's own line has the same id, and says what came of it."""
-        request_id = Headers(scope=scope).get("x-request-id", "-")
-        words = [f"{scope.get('method', 'WEBSOCKET')} {scope['path']} {status}", f"request_id={request_id}"]
+        words = [f"{scope.get('method', 'WEBSOCKET')} {scope['path']} {status}", f"request_id={_request_id(scope)}"]
         route = scope.get("state", {}).get("route")
         if route is not None and route.choice is not None:
             choice = route.choice
@@ -331,6 +333,16 @@ def _addressed(scope: Scope, root_path: str) -> Scope:
             state["only"] = name
             scope = {**scope, "path": f"/{rest}", "raw_path": quote(f"/{rest}").encode()}
     return {**scope, "state": state}
+
+
+def _path(scope: Scope) -> str:
+    """Behind what a proxy has put in front."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path
+
+
+def _request_id(scope: Scope) -> str:
+    return Headers(scope=scope).get("x-request-id", "-")
 
 
 async def _key(body: bytes) -> list[bytes]:

@@ -35,9 +35,9 @@ def draw(results: Results, folder: Path, digest: str) -> list[Path]:
     Raises:
         ModelError: matplotlib is not installed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     files = []
     with plotting():
+        folder.mkdir(parents=True, exist_ok=True)
         for name, (needed, plot) in PLOTS.items():
             if not set(needed) <= set(results):
                 continue
